@@ -1,0 +1,1 @@
+"""The vocabulary: messages, schedules, layouts, encodings, the collective and its drivers."""

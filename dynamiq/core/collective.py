@@ -1,0 +1,271 @@
+"""The multi-hop all-reduce as a generator without I/O.
+
+It yields what should be sent and received and is resumed with the bytes; a driver
+(:mod:`dynamiq.core.drivers`) moves them. So a simulation of n ranks in one thread, a blocking
+run and several calls in flight are the same code.
+
+Data flows one way: tensor → statistics → encoding → payload → wire → accumulate → tensor.
+Source: DynamiQ §3.4.
+"""
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from dynamiq.core import agreement
+from dynamiq.core.agreement import HEADER_BYTES, Header
+from dynamiq.core.compressor import Compressor, Encoding, State
+from dynamiq.core.layout import Layout, segments
+from dynamiq.core.message import Call, Message
+from dynamiq.core.statistics import StatisticsEncoding
+from dynamiq.core.topology import Schedule, Step
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Post:
+    """Request: start sending ``payload`` to a peer and receiving ``nbytes`` from a peer.
+
+    The driver resumes the generator at once with a ticket. An absent payload is not sent and 0
+    bytes are not awaited.
+
+    Attributes:
+        payload: uint8[m], or None.
+        to: Peer that takes the payload.
+        source: Peer that brings ``nbytes`` bytes.
+        nbytes: Bytes to receive.
+        label: What this is, for error messages.
+    """
+
+    payload: Tensor | None
+    to: int
+    source: int
+    nbytes: int
+    label: str
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Request: resume with the uint8[nbytes] of a ticket, or None if nothing was to come."""
+
+    ticket: Any
+
+
+Request = Post | Wait
+Algorithm = Generator[Request, Any, T]
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One rank's part in one call.
+
+    Attributes:
+        compressor: The wire format.
+        schedule: Who sends what to whom.
+        rank: This rank, within the schedule.
+        numel: Entries d of the tensor.
+        call: Seed, number and divisor.
+        name: What users call it, in error messages: ``all_reduce #3 of bucket 0``.
+        description: What all ranks must agree on.
+        bounds: Chunk boundaries given from outside, or None.
+        gather: False ends after the reduce-scatter, with this rank's chunk only.
+        segments: Into how many parts each chunk is split, so that one is on the wire while
+            another is encoded; does not change results.
+        state: The compressor's state before the call.
+    """
+
+    compressor: Compressor
+    schedule: Schedule
+    rank: int
+    numel: int
+    call: Call
+    name: str = "call"
+    description: str = ""
+    bounds: tuple[int, ...] | None = None
+    gather: bool = True
+    segments: int = 1
+    state: State = field(default_factory=State)
+
+    def run(self, x: Tensor, out: Tensor) -> Algorithm[State]:
+        """Reduce x[d] over the ranks into out[d] (or out[own chunk]); return the next state.
+
+        ``x`` and ``out`` may be the same memory.
+
+        Raises:
+            AgreementError: A peer is in another call; nothing was written.
+        """
+        n = self.schedule.world_size
+        layout = Layout(self.numel, n, self.compressor.unit(self.numel, n), self.bounds)
+        if n == 1:
+            if out.data_ptr() != x.data_ptr():
+                out.copy_(x)
+            return self.state
+        header = Header(self.call.number, self.description, agreement.state_digest(self.state))
+        tickets = yield from self._post_to_peers(header.pack())
+        statistics = self.compressor.statistics(x, layout)
+        yield from self._compare(header, tickets)
+        reduced = None
+        if statistics is not None:
+            small = StatisticsEncoding(statistics, n, self.call)
+            sums = small.load(statistics.values, self.rank)
+            yield from self._exchange(small, sums, x.device, "statistics", gather=True)
+            reduced = small.result(sums)
+        encoding = self.compressor.encode(reduced, layout, self.schedule, self.call, self.state)
+        work = encoding.load(x, self.rank)
+        yield from self._exchange(encoding, work, x.device, "gradients", gather=self.gather)
+        encoding.store(work, out, None if self.gather else self.rank)
+        return self.compressor.next_state(encoding, work)
+
+    def _post_to_peers(self, note: Tensor) -> Algorithm[dict[int, Any]]:
+        tickets = {}
+        for peer in self.schedule.peers(self.rank):
+            tickets[peer] = yield Post(note, peer, peer, note.numel(), f"{self.name}, header")
+        return tickets
+
+    def _compare(self, header: Header, tickets: dict[int, Any]) -> Algorithm[None]:
+        mine = header.pack()
+        differing = []
+        for peer, ticket in tickets.items():
+            theirs = yield Wait(ticket)
+            if not torch.equal(mine, theirs.to(mine.device)):
+                differing.append(peer)
+        if not differing:
+            return
+        # Both ends of every differing pair come here, so both expect the other's explanation.
+        words = header.explain()
+        tickets = {}
+        for peer in differing:
+            label = f"{self.name}, explanation of a mismatch"
+            tickets[peer] = yield Post(words, peer, peer, words.numel(), label)
+        theirs = None
+        for ticket in tickets.values():
+            answer = yield Wait(ticket)
+            theirs = answer if theirs is None else theirs
+        raise agreement.disagreement(self.rank, words, differing[0], theirs)
+
+    def _exchange(
+        self, encoding: Encoding[Any], work: Any, device: torch.device, what: str, *, gather: bool
+    ) -> Algorithm[None]:
+        parts = segments(encoding.positions, self.segments) if encoding.positions else ()
+        yield from interleave(
+            [
+                _Rounds(self, encoding, work, part, device, f"{self.name}, {what}").run(gather)
+                for part in parts
+            ]
+        )
+
+
+@dataclass
+class _Rounds:
+    """The rounds of one segment: reduce-scatter, then all-gather."""
+
+    collective: Collective
+    encoding: Encoding[Any]
+    work: Any
+    positions: range
+    device: torch.device
+    label: str
+    payloads: dict[int, Tensor] = field(default_factory=dict)
+
+    def run(self, gather: bool) -> Algorithm[None]:
+        c = self.collective
+        steps = c.schedule.steps(c.rank)
+        yield from self._reduce_scatter([s for s in steps if s.reduce], gather)
+        if gather:
+            yield from self._all_gather([s for s in steps if not s.reduce])
+
+    def _reduce_scatter(self, steps: Sequence[Step], gather: bool) -> Algorithm[None]:
+        rank = self.collective.rank
+        outgoing = {m.chunk: m for step in steps for m in step.sends}
+        if gather:
+            outgoing[rank] = self.collective.schedule.gather_message(rank)
+        last_input = {m.chunk: step for step in steps for m in step.receives}
+        for number, step in enumerate(steps, 1):
+            for m in step.sends:
+                if m.chunk not in last_input:
+                    out = self._buffer(m)
+                    self.encoding.compress(self.work, m, self.positions, out)
+            ticket = yield self._post(step, f"reduce-scatter step {number} of {len(steps)}")
+            received = yield Wait(ticket)
+            for m, payload in self._split(step, received):
+                target = outgoing.get(m.chunk)
+                if target is None or last_input[m.chunk] is not step:
+                    self.encoding.decompress_accumulate(payload, self.work, m, self.positions)
+                else:
+                    out = self._buffer(target)
+                    self.encoding.decompress_accumulate_recompress(
+                        payload, self.work, m, target, self.positions, out
+                    )
+
+    def _all_gather(self, steps: Sequence[Step]) -> Algorithm[None]:
+        own = self.collective.schedule.gather_message(self.collective.rank)
+        # Decoding waits until the next transfer is under way.
+        undecoded = [(own, self.payloads[own.chunk])]
+        for number, step in enumerate(steps, 1):
+            ticket = yield self._post(step, f"all-gather step {number} of {len(steps)}")
+            self._decompress(undecoded)
+            received = yield Wait(ticket)
+            undecoded = self._split(step, received)
+            self.payloads.update((m.chunk, payload) for m, payload in undecoded)
+        self._decompress(undecoded)
+
+    def _decompress(self, payloads: Sequence[tuple[Message, Tensor]]) -> None:
+        for m, payload in payloads:
+            self.encoding.decompress(payload, self.work, m, self.positions)
+
+    def _buffer(self, message: Message) -> Tensor:
+        """Allocate the outgoing payload of the message's chunk."""
+        out = torch.empty(self._bytes(message), dtype=torch.uint8, device=self.device)
+        self.payloads[message.chunk] = out
+        return out
+
+    def _post(self, step: Step, what: str) -> Post:
+        parts = [p for p in (self.payloads[m.chunk] for m in step.sends) if p.numel()]
+        payload = parts[0] if len(parts) == 1 else torch.cat(parts) if parts else None
+        nbytes = sum(self._bytes(m) for m in step.receives)
+        return Post(payload, step.to, step.source, nbytes, f"{self.label}, {what}")
+
+    def _split(self, step: Step, received: Tensor | None) -> list[tuple[Message, Tensor]]:
+        if received is None:
+            received = torch.empty(0, dtype=torch.uint8)
+        parts = received.to(self.device).split([self._bytes(m) for m in step.receives])
+        # A payload that begins at an odd address cannot be viewed as wider types.
+        aligned = [p if p.storage_offset() % 16 == 0 else p.clone() for p in parts]
+        return list(zip(step.receives, aligned, strict=True))
+
+    def _bytes(self, message: Message) -> int:
+        return self.encoding.payload_bytes(message, self.positions)
+
+
+def interleave(algorithms: Sequence[Algorithm[None]]) -> Algorithm[None]:
+    """Run several algorithms as one: each posts, then all wait in turn, in the same order.
+
+    While one waits for its bytes the others' are on the wire. The order of requests is a function
+    of the algorithms alone, so that equal inputs give matching orders on all ranks.
+    """
+    waiting: list[tuple[Algorithm[None], Wait]] = []
+    for algorithm in algorithms:
+        yield from _advance(algorithm, None, waiting)
+    while waiting:
+        turn, waiting = waiting, []
+        for algorithm, wait in turn:
+            data = yield wait
+            yield from _advance(algorithm, data, waiting)
+
+
+def _advance(
+    algorithm: Algorithm[None], value: Any, waiting: list[tuple[Algorithm[None], Wait]]
+) -> Algorithm[None]:
+    """Carry out an algorithm's posts up to its next wait, which is noted in ``waiting``."""
+    try:
+        request = algorithm.send(value)
+        while isinstance(request, Post):
+            ticket = yield request
+            request = algorithm.send(ticket)
+        waiting.append((algorithm, request))
+    except StopIteration:
+        return

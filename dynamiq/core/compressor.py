@@ -1,0 +1,153 @@
+"""What a wire format must say: how entries become bytes, and how partial sums are carried on.
+
+A :class:`Compressor` is a description: a frozen value, equal on all ranks. For each call it makes
+an :class:`Encoding`, which holds the decisions of that call and does the work. What survives from
+call to call is a :class:`State`, an explicit value that the pipeline keeps.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, Literal, TypeVar
+
+from torch import Tensor
+
+from dynamiq.core.description import Description
+from dynamiq.core.layout import Layout
+from dynamiq.core.message import Call, Message
+from dynamiq.core.topology import Schedule
+
+W = TypeVar("W")
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Numbers that all ranks reduce before they can encode.
+
+    They travel on the main schedule; every rank ends with the same bits.
+
+    Attributes:
+        values: float32[k], k the same on all ranks.
+        reduction: "sum" or "max" (max propagates NaN).
+        format: "bf16" (stochastic rounding at every hop, which does not stagnate on long rings)
+            or "fp32". With "max" only "fp32" is exact.
+    """
+
+    values: Tensor
+    reduction: Literal["sum", "max"] = "sum"
+    format: Literal["bf16", "fp32"] = "fp32"
+
+
+@dataclass(frozen=True)
+class State:
+    """What a compressor carries from one call to the next call with the same key.
+
+    Attributes:
+        shared: Equal on all ranks; it may decide payload sizes and enters the call's header.
+        private: This rank's own, such as the residuals of error feedback.
+    """
+
+    shared: Mapping[str, Tensor] = field(default_factory=dict)
+    private: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+class Encoding(ABC, Generic[W]):
+    """One call's decisions, immutable, the same on every rank (but for ``State.private``).
+
+    ``work`` belongs to the encoding: float partial sums, integers, a union of blocks. Whoever
+    drives the collective never looks inside. ``positions`` selects a segment: a contiguous part
+    of ``range(self.positions)`` of every chunk, and the results must not depend on how a chunk is
+    split. A payload is a contiguous uint8 tensor, written into ``out`` of ``payload_bytes``.
+
+    All methods are deterministic given the call's address: seed, call number and message.
+    """
+
+    positions: int
+    """Parts of a chunk that segments may separate; 0 if there is nothing to send."""
+
+    @abstractmethod
+    def payload_bytes(self, message: Message, positions: range) -> int:
+        """Return the size of a payload in bytes, the same on all ranks; 0 is neither sent nor awaited."""
+
+    @abstractmethod
+    def load(self, x: Tensor, rank: int) -> W:
+        """Bring a rank's own entries x[d] in: the only place where they enter."""
+
+    @abstractmethod
+    def compress(self, work: W, message: Message, positions: range, out: Tensor) -> None:
+        """Write the payload of ``message`` from the partial sums in ``work``."""
+
+    @abstractmethod
+    def decompress(self, payload: Tensor, work: W, message: Message, positions: range) -> None:
+        """Replace the message's chunk in ``work`` by what the payload says (the finished sum)."""
+
+    @abstractmethod
+    def decompress_accumulate(
+        self, payload: Tensor, work: W, message: Message, positions: range
+    ) -> None:
+        """Add what the payload says to the message's chunk in ``work``."""
+
+    def decompress_accumulate_recompress(
+        self,
+        payload: Tensor,
+        work: W,
+        incoming: Message,
+        outgoing: Message,
+        positions: range,
+        out: Tensor,
+    ) -> None:
+        """Add the last incoming payload of a chunk and write the outgoing one.
+
+        An override gives the same bytes as this default, bit for bit; it need not leave the sum
+        in ``work``, which is not read again before ``decompress`` replaces it.
+        """
+        self.decompress_accumulate(payload, work, incoming, positions)
+        self.compress(work, outgoing, positions, out)
+
+    @abstractmethod
+    def store(self, work: W, out: Tensor, chunk: int | None = None) -> None:
+        """Write the result, divided by the call's divisor, to ``out``.
+
+        ``out`` is [d], or with ``chunk`` that chunk's true entries only (reduce-scatter).
+        """
+
+
+class Compressor(Description, ABC):
+    """A wire format: the object is its configuration.
+
+    Payload sizes follow from configuration, layout, schedule and state, never from this call's
+    statistics, so that no device needs to be waited for. A format whose sizes do depend on the
+    data says so in its docstring and pays that synchronisation in :meth:`encode`.
+
+    Docstrings of implementations name the *contamination unit*: how far a NaN or infinity in one
+    entry spreads (entry, block, supergroup, bucket).
+    """
+
+    def unit(self, numel: int, world_size: int) -> int:
+        """Return how many entries are treated as one in a tensor of ``numel`` entries."""
+        return 1
+
+    def statistics(self, x: Tensor, layout: Layout) -> Statistics | None:
+        """Return what must be reduced over ranks before encoding; None if nothing."""
+        return None
+
+    @abstractmethod
+    def encode(
+        self,
+        statistics: Tensor | None,
+        layout: Layout,
+        schedule: Schedule,
+        call: Call,
+        state: State,
+    ) -> Encoding[Any]:
+        """Decide how this call is encoded, from the reduced statistics float32[k]."""
+
+    def next_state(self, encoding: Any, work: Any) -> State:
+        """Return the state after a call; a non-finite call returns the state it began with.
+
+        Args:
+            encoding: What :meth:`encode` returned for this call.
+            work: Its working buffer after the last payload was decoded (in a reduce-scatter only
+                this rank's own chunk is finished).
+        """
+        return State()

@@ -1,0 +1,225 @@
+"""Three ways to run the collective's generator: lockstep, blocking and interleaved."""
+
+import queue
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from dynamiq.core.collective import Algorithm, Post, Request, Wait
+from dynamiq.core.errors import AgreementError
+from dynamiq.core.transport import Transport
+
+T = TypeVar("T")
+
+
+@dataclass
+class Meter:
+    """What one rank's algorithms did.
+
+    Attributes:
+        bytes_sent: Payload, statistics and header bytes sent.
+        bytes_received: The same received.
+        codec_s: Seconds between requests: statistics, encoding, accumulation.
+        wire_s: Seconds in which a wait was blocked.
+    """
+
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    codec_s: float = 0.0
+    wire_s: float = 0.0
+
+    def count(self, post: Post) -> None:
+        """Add the bytes of a post."""
+        self.bytes_sent += 0 if post.payload is None else post.payload.numel()
+        self.bytes_received += post.nbytes
+
+    def add(self, other: "Meter") -> None:
+        """Add another meter's figures."""
+        self.bytes_sent += other.bytes_sent
+        self.bytes_received += other.bytes_received
+        self.codec_s += other.codec_s
+        self.wire_s += other.wire_s
+
+
+def lockstep(algorithms: Sequence[Algorithm[T]], meters: Sequence[Meter] | None = None) -> list[T]:
+    """Run one algorithm per rank in this thread, delivering bytes in memory.
+
+    Returns:
+        What each algorithm returned, by rank.
+
+    Raises:
+        AgreementError: All ranks wait for bytes that nobody will send.
+    """
+    meters = meters or [Meter() for _ in algorithms]
+    mail: dict[tuple[int, int], deque[Tensor]] = defaultdict(deque)
+    waiting: dict[int, Wait] = {}
+    results: dict[int, T] = {}
+
+    def advance(rank: int, value: Any) -> None:
+        try:
+            request: Request = algorithms[rank].send(value)
+            while isinstance(request, Post):
+                meters[rank].count(request)
+                if request.payload is not None and request.payload.numel():
+                    mail[rank, request.to].append(request.payload)
+                request = algorithms[rank].send((request.source, request.nbytes))
+            waiting[rank] = request
+        except StopIteration as end:
+            results[rank] = end.value
+
+    for rank in range(len(algorithms)):
+        advance(rank, None)
+    while waiting:
+        blocked = len(waiting)
+        for rank in list(waiting):
+            source, nbytes = waiting[rank].ticket
+            box = mail[source, rank]
+            if nbytes and not box:
+                blocked -= 1
+                continue
+            del waiting[rank]
+            if nbytes and box[0].numel() != nbytes:
+                raise AgreementError(
+                    f"rank {rank} expects {nbytes} bytes from rank {source}, which sent "
+                    f"{box[0].numel()}"
+                )
+            advance(rank, box.popleft().clone() if nbytes else None)
+        if not blocked:
+            peers = {rank: wait.ticket[0] for rank, wait in waiting.items()}
+            raise AgreementError(f"ranks wait for peers that send nothing (rank: peer): {peers}")
+    return [results[rank] for rank in range(len(algorithms))]
+
+
+def blocking(algorithm: Algorithm[T], transport: Transport, channel: int, meter: Meter) -> T:
+    """Run one rank's algorithm over a transport in the calling thread."""
+    value: Any = None
+    try:
+        while True:
+            began = time.perf_counter()
+            request = algorithm.send(value)
+            meter.codec_s += time.perf_counter() - began
+            if isinstance(request, Post):
+                value = _post(request, transport, channel, meter)
+            else:
+                began = time.perf_counter()
+                value = request.ticket()
+                meter.wire_s += time.perf_counter() - began
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
+
+
+def _post(
+    post: Post, transport: Transport, channel: int, meter: Meter
+) -> Callable[[], Tensor | None]:
+    meter.count(post)
+    return transport.post(post.payload, post.to, post.nbytes, post.source, channel, post.label)
+
+
+@dataclass
+class Job:
+    """One algorithm on one channel, and whom to tell how it ended."""
+
+    algorithm: Algorithm[Any]
+    channel: int
+    meter: Meter
+    finish: Callable[[Any, BaseException | None], None]
+
+
+class Interleaved:
+    """A worker thread that runs several jobs at once, each on a channel of its own.
+
+    Jobs start in the order of submission, as soon as their channel is free. Encoding happens in
+    the worker only; one thread per channel waits for bytes, since process groups offer no way to
+    ask whether a receive has completed. Whatever is ready goes on, so ranks that proceed at
+    different speeds cannot wait for each other in a circle. The first error ends every job, the
+    later ones included.
+    """
+
+    def __init__(self, transport: Transport, name: str) -> None:
+        """Start the threads."""
+        self._transport = transport
+        self._events: queue.SimpleQueue[tuple[str, Any, Any]] = queue.SimpleQueue()
+        self._pending: deque[Job] = deque()
+        self._running: dict[int, Job] = {}
+        self._waits = [queue.SimpleQueue[Any]() for _ in range(transport.channels)]
+        self._error: BaseException | None = None
+        targets = [(f"{name}", self._run, ())]
+        targets += [(f"{name}-wait-{i}", self._wait, (w,)) for i, w in enumerate(self._waits)]
+        for thread_name, target, args in targets:
+            threading.Thread(target=target, args=args, name=thread_name, daemon=True).start()
+
+    def submit(self, job: Job) -> None:
+        """Queue a job."""
+        self._events.put(("start", job, None))
+
+    def close(self) -> None:
+        """End the threads once all submitted jobs have ended."""
+        self._events.put(("close", None, None))
+
+    def _run(self) -> None:
+        closing = False
+        with torch.no_grad():
+            while not (closing and not self._running and not self._pending):
+                began = time.perf_counter()
+                event, job, value = self._events.get()
+                if event == "close":
+                    closing = True
+                elif event == "start":
+                    self._pending.append(job)
+                elif self._running.get(job.channel) is job:
+                    job.meter.wire_s += time.perf_counter() - began
+                    if event == "failed":
+                        self._fail(value)
+                    else:
+                        self._advance(job, value)
+                self._start_pending()
+        for waits in self._waits:
+            waits.put(None)
+
+    def _start_pending(self) -> None:
+        while self._pending and self._pending[0].channel not in self._running:
+            job = self._pending.popleft()
+            if self._error is not None:
+                job.finish(None, self._error)
+                continue
+            self._running[job.channel] = job
+            self._advance(job, None)
+
+    def _advance(self, job: Job, value: Any) -> None:
+        """Resume a job and carry out its requests up to its next wait."""
+        try:
+            while True:
+                began = time.perf_counter()
+                request = job.algorithm.send(value)
+                job.meter.codec_s += time.perf_counter() - began
+                if isinstance(request, Wait):
+                    self._waits[job.channel].put((job, request.ticket))
+                    return
+                value = _post(request, self._transport, job.channel, job.meter)
+        except StopIteration as end:
+            del self._running[job.channel]
+            job.finish(end.value, None)
+        except BaseException as error:  # noqa: BLE001 - it is handed to whoever waits for the job
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        self._error = self._error or error
+        self._transport.close()
+        for job in self._running.values():
+            job.algorithm.close()
+            job.finish(None, self._error)
+        self._running.clear()
+
+    def _wait(self, waits: "queue.SimpleQueue[tuple[Job, Callable[[], Any]] | None]") -> None:
+        while (item := waits.get()) is not None:
+            job, ticket = item
+            try:
+                self._events.put(("resume", job, ticket()))
+            except BaseException as error:  # noqa: BLE001 - raised again where the job is awaited
+                self._events.put(("failed", job, error))

@@ -1,0 +1,56 @@
+"""How bytes move between ranks: one verb."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+from torch import Tensor
+
+
+class Transport(ABC):
+    """A group of ranks that can exchange bytes.
+
+    Attributes:
+        rank: This rank within the group; known after :meth:`connect`.
+        world_size: Ranks in the group; known after :meth:`connect`.
+        channels: How many calls may be in flight at once, each on a channel of its own.
+    """
+
+    rank: int
+    world_size: int
+    channels: int
+
+    @abstractmethod
+    def connect(self, hello: bytes) -> list[bytes]:
+        """Create what is needed, together with all ranks; return every rank's hello.
+
+        Collective, called once, in the caller's thread. ``hello`` may differ in length.
+
+        Raises:
+            TransportError: The group cannot be joined; the message says what to do.
+        """
+
+    @abstractmethod
+    def post(
+        self,
+        send: Tensor | None,
+        to: int,
+        nbytes: int,
+        source: int,
+        channel: int,
+        label: str,
+    ) -> Callable[[], Tensor | None]:
+        """Start receiving ``nbytes`` from ``source``, then sending ``send`` to ``to``.
+
+        FIFO per (peer, channel). An absent payload is neither sent nor awaited. ``send`` must not
+        be written before the returned function was called; that function waits for both and
+        returns the received uint8[nbytes], or None if nbytes is 0.
+
+        Raises:
+            PeerLostError: A connection broke (also from the returned function).
+            PeerTimeoutError: Nothing moved within the timeout; names the peer waited for.
+            ClosedError: The transport was closed, by the user or after an error.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Stop using the group, for good. Idempotent; wakes nobody else."""
