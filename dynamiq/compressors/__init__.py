@@ -1,1 +1,6 @@
 """Wire formats: how entries become bytes."""
+
+from dynamiq.compressors.dynamiq import DynamiQCompressor
+from dynamiq.compressors.uncompressed import Uncompressed
+
+__all__ = ["DynamiQCompressor", "Uncompressed"]

@@ -1,0 +1,1 @@
+"""The arithmetic of the wire formats: one module per build, one specification."""

@@ -1,0 +1,3 @@
+from dynamiq.transports.loopback import LoopbackTransport
+
+__all__ = ["LoopbackTransport"]
