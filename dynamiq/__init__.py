@@ -1,1 +1,76 @@
-"""Compressed multi-hop all-reduce for PyTorch: about 5 bits per gradient entry on the wire."""
+"""Compressed multi-hop all-reduce for PyTorch: about 5 bits per gradient entry on the wire.
+
+A pipeline composes three independent descriptions::
+
+    pipeline = Pipeline(DynamiQCompressor.paper(bit_budget=5), Butterfly(), GlooTransport())
+    ddp_model.register_comm_hook(None, pipeline.ddp_hook)
+"""
+
+from dynamiq.compressors import DynamiQCompressor, Uncompressed
+from dynamiq.core.compressor import Compressor, Encoding, State, Statistics
+from dynamiq.core.dense import DenseEncoding
+from dynamiq.core.errors import (
+    AgreementError,
+    ClosedError,
+    ConfigurationError,
+    DynamiqError,
+    InputError,
+    NonFiniteError,
+    PeerLostError,
+    PeerTimeoutError,
+    RegistryError,
+    TransportError,
+)
+from dynamiq.core.handle import Handle
+from dynamiq.core.layout import Layout
+from dynamiq.core.ledger import Metrics
+from dynamiq.core.message import Call, Message
+from dynamiq.core.metrics import ErrorReport, measure_error, vnmse
+from dynamiq.core.registry import AnyCompressor, AnyTopology, compressors, topologies
+from dynamiq.core.topology import Hop, Schedule, Step, Topology
+from dynamiq.core.transport import Transport
+from dynamiq.pipeline import Pipeline
+from dynamiq.topologies import Butterfly, Ring
+from dynamiq.transports import GlooTransport, LoopbackTransport
+
+__all__ = [
+    "AgreementError",
+    "AnyCompressor",
+    "AnyTopology",
+    "Butterfly",
+    "Call",
+    "ClosedError",
+    "Compressor",
+    "ConfigurationError",
+    "DenseEncoding",
+    "DynamiQCompressor",
+    "DynamiqError",
+    "Encoding",
+    "ErrorReport",
+    "GlooTransport",
+    "Handle",
+    "Hop",
+    "InputError",
+    "Layout",
+    "LoopbackTransport",
+    "Message",
+    "Metrics",
+    "NonFiniteError",
+    "PeerLostError",
+    "PeerTimeoutError",
+    "Pipeline",
+    "RegistryError",
+    "Ring",
+    "Schedule",
+    "State",
+    "Statistics",
+    "Step",
+    "Topology",
+    "Transport",
+    "TransportError",
+    "Uncompressed",
+    "compressors",
+    "measure_error",
+    "topologies",
+    "vnmse",
+]

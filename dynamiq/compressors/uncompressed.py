@@ -36,7 +36,7 @@ class Uncompressed(Compressor):
 
     def __init__(self, format: Format = "fp32", **data: Any) -> None:
         """Choose what an entry is on the wire."""
-        super().__init__(format=format, **data)
+        super().__init__(**{"format": format, **data})
 
     def encode(
         self,

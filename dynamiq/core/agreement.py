@@ -5,6 +5,7 @@ filled in part; only comparing first turns a mismatch into an error.
 """
 
 import hashlib
+import json
 from dataclasses import dataclass
 
 import torch
@@ -62,7 +63,9 @@ def state_digest(state: State) -> bytes:
     digest = hashlib.blake2b(digest_size=16)
     for name, value in sorted(state.shared.items()):
         digest.update(f"{name} {value.dtype} {tuple(value.shape)} ".encode())
-        digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+        digest.update(
+            value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+        )
     return digest.digest()
 
 
@@ -72,3 +75,27 @@ def _tensor(data: bytes) -> Tensor:
 
 def _text(explanation: Tensor) -> str:
     return bytes(explanation.tolist()).decode(errors="replace").strip()
+
+
+def check_hellos(hellos: list[bytes]) -> None:
+    """Compare what every rank said at connect: JSON objects of the same fields.
+
+    Raises:
+        AgreementError: On every rank alike, naming the fields and ranks that differ.
+    """
+    described = [json.loads(hello) for hello in hellos]
+    first = described[0]
+    differences = [
+        f"{name}: rank 0 has {json.dumps(first.get(name))}, rank {rank} has "
+        f"{json.dumps(other.get(name))}"
+        for rank, other in enumerate(described)
+        for name in sorted(first.keys() | other.keys())
+        if first.get(name) != other.get(name)
+    ]
+    if differences:
+        shown = "; ".join(differences[:5])
+        more = f" (and {len(differences) - 5} more)" if len(differences) > 5 else ""
+        raise AgreementError(
+            f"ranks are configured differently: {shown}{more}; build the pipeline with the same "
+            f"arguments on every rank"
+        )

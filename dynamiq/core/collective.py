@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from dynamiq.core import agreement
-from dynamiq.core.agreement import HEADER_BYTES, Header
+from dynamiq.core.agreement import Header
 from dynamiq.core.compressor import Compressor, Encoding, State
+from dynamiq.core.errors import InputError
 from dynamiq.core.layout import Layout, segments
 from dynamiq.core.message import Call, Message
 from dynamiq.core.statistics import StatisticsEncoding
@@ -68,11 +69,10 @@ class Collective:
         schedule: Who sends what to whom.
         rank: This rank, within the schedule.
         numel: Entries d of the tensor.
-        call: Seed, number and divisor.
+        call: Seed, number, divisor, and whether an all-gather follows the reduce-scatter.
         name: What users call it, in error messages: ``all_reduce #3 of bucket 0``.
         description: What all ranks must agree on.
         bounds: Chunk boundaries given from outside, or None.
-        gather: False ends after the reduce-scatter, with this rank's chunk only.
         segments: Into how many parts each chunk is split, so that one is on the wire while
             another is encoded; does not change results.
         state: The compressor's state before the call.
@@ -86,9 +86,25 @@ class Collective:
     name: str = "call"
     description: str = ""
     bounds: tuple[int, ...] | None = None
-    gather: bool = True
     segments: int = 1
     state: State = field(default_factory=State)
+
+    def __post_init__(self) -> None:
+        """Refuse a reduce-scatter into slices that the compressor may choose."""
+        if not self.call.gather and self.bounds is None:
+            raise InputError("a reduce-scatter needs the bounds of its slices")
+
+    @property
+    def layout(self) -> Layout:
+        """How the entries are cut into chunks."""
+        n = self.schedule.world_size
+        return Layout(self.numel, n, self.compressor.unit(self.numel, n), self.bounds)
+
+    @property
+    def volume(self) -> float:
+        """Padded entries that the mean rank sends: (n - 1)/n of the bucket in each pass."""
+        n, layout = self.schedule.world_size, self.layout
+        return (2 if self.call.gather else 1) * (n - 1) / n * layout.units * layout.unit
 
     def run(self, x: Tensor, out: Tensor) -> Algorithm[State]:
         """Reduce x[d] over the ranks into out[d] (or out[own chunk]); return the next state.
@@ -98,15 +114,13 @@ class Collective:
         Raises:
             AgreementError: A peer is in another call; nothing was written.
         """
-        n = self.schedule.world_size
-        layout = Layout(self.numel, n, self.compressor.unit(self.numel, n), self.bounds)
+        n, layout = self.schedule.world_size, self.layout
         if n == 1:
-            if out.data_ptr() != x.data_ptr():
-                out.copy_(x)
+            out.copy_(x)
             return self.state
         header = Header(self.call.number, self.description, agreement.state_digest(self.state))
         tickets = yield from self._post_to_peers(header.pack())
-        statistics = self.compressor.statistics(x, layout)
+        statistics = self.compressor.statistics(x, layout, self.call, self.state)
         yield from self._compare(header, tickets)
         reduced = None
         if statistics is not None:
@@ -116,8 +130,8 @@ class Collective:
             reduced = small.result(sums)
         encoding = self.compressor.encode(reduced, layout, self.schedule, self.call, self.state)
         work = encoding.load(x, self.rank)
-        yield from self._exchange(encoding, work, x.device, "gradients", gather=self.gather)
-        encoding.store(work, out, None if self.gather else self.rank)
+        yield from self._exchange(encoding, work, x.device, "gradients", gather=self.call.gather)
+        encoding.store(work, out, None if self.call.gather else self.rank)
         return self.compressor.next_state(encoding, work)
 
     def _post_to_peers(self, note: Tensor) -> Algorithm[dict[int, Any]]:

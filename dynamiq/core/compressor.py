@@ -67,7 +67,7 @@ class Encoding(ABC, Generic[W]):
 
     @abstractmethod
     def payload_bytes(self, message: Message, positions: range) -> int:
-        """Return the size of a payload in bytes, the same on all ranks; 0 is neither sent nor awaited."""
+        """Return a payload's size in bytes, equal on all ranks; 0 is neither sent nor awaited."""
 
     @abstractmethod
     def load(self, x: Tensor, rank: int) -> W:
@@ -127,8 +127,8 @@ class Compressor(Description, ABC):
         """Return how many entries are treated as one in a tensor of ``numel`` entries."""
         return 1
 
-    def statistics(self, x: Tensor, layout: Layout) -> Statistics | None:
-        """Return what must be reduced over ranks before encoding; None if nothing."""
+    def statistics(self, x: Tensor, layout: Layout, call: Call, state: State) -> Statistics | None:
+        """Return what must be reduced over ranks before encoding x[d]; None if nothing."""
         return None
 
     @abstractmethod
@@ -141,6 +141,11 @@ class Compressor(Description, ABC):
         state: State,
     ) -> Encoding[Any]:
         """Decide how this call is encoded, from the reduced statistics float32[k]."""
+
+    @property
+    def stateful(self) -> bool:
+        """Whether calls depend on earlier calls with the same key."""
+        return type(self).next_state is not Compressor.next_state
 
     def next_state(self, encoding: Any, work: Any) -> State:
         """Return the state after a call; a non-finite call returns the state it began with.

@@ -67,9 +67,7 @@ class DenseEncoding(Encoding[Tensor]):
         entry = message.chunk * self.layout.chunk_numel + start
         self.write_values(work[message.chunk, start:stop], message, entry, out)
 
-    def decompress(
-        self, payload: Tensor, work: Tensor, message: Message, positions: range
-    ) -> None:
+    def decompress(self, payload: Tensor, work: Tensor, message: Message, positions: range) -> None:
         """Replace the true entries of the chunk."""
         start, stop = self._span(message.chunk, positions)
         if start == stop:

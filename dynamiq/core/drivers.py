@@ -6,6 +6,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -67,7 +68,7 @@ def lockstep(algorithms: Sequence[Algorithm[T]], meters: Sequence[Meter] | None 
             while isinstance(request, Post):
                 meters[rank].count(request)
                 if request.payload is not None and request.payload.numel():
-                    mail[rank, request.to].append(request.payload)
+                    mail[rank, request.to].append(request.payload.clone())
                 request = algorithms[rank].send((request.source, request.nbytes))
             waiting[rank] = request
         except StopIteration as end:
@@ -89,10 +90,13 @@ def lockstep(algorithms: Sequence[Algorithm[T]], meters: Sequence[Meter] | None 
                     f"rank {rank} expects {nbytes} bytes from rank {source}, which sent "
                     f"{box[0].numel()}"
                 )
-            advance(rank, box.popleft().clone() if nbytes else None)
+            advance(rank, box.popleft() if nbytes else None)
         if not blocked:
             peers = {rank: wait.ticket[0] for rank, wait in waiting.items()}
             raise AgreementError(f"ranks wait for peers that send nothing (rank: peer): {peers}")
+    unread = {f"{source} to {to}": len(box) for (source, to), box in mail.items() if box}
+    if unread:
+        raise AgreementError(f"payloads were sent that nobody awaited (ranks: count): {unread}")
     return [results[rank] for rank in range(len(algorithms))]
 
 
@@ -101,9 +105,7 @@ def blocking(algorithm: Algorithm[T], transport: Transport, channel: int, meter:
     value: Any = None
     try:
         while True:
-            began = time.perf_counter()
-            request = algorithm.send(value)
-            meter.codec_s += time.perf_counter() - began
+            request = _resume(algorithm, value, meter)
             if isinstance(request, Post):
                 value = _post(request, transport, channel, meter)
             else:
@@ -112,6 +114,14 @@ def blocking(algorithm: Algorithm[T], transport: Transport, channel: int, meter:
                 meter.wire_s += time.perf_counter() - began
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]
+
+
+def _resume(algorithm: Algorithm[Any], value: Any, meter: Meter) -> Request:
+    began = time.perf_counter()
+    try:
+        return algorithm.send(value)
+    finally:
+        meter.codec_s += time.perf_counter() - began
 
 
 def _post(
@@ -123,10 +133,20 @@ def _post(
 
 @dataclass
 class Job:
-    """One algorithm on one channel, and whom to tell how it ended."""
+    """One algorithm on one channel, and whom to tell how it ended.
+
+    Attributes:
+        algorithm: What to run.
+        channel: No two jobs run on a channel at once.
+        key: No two jobs run with a key at once, so that one's state is the next one's; None for
+            jobs without state.
+        meter: Where bytes and seconds are counted.
+        finish: Called in the worker with the result, or with None and the error.
+    """
 
     algorithm: Algorithm[Any]
     channel: int
+    key: str | None
     meter: Meter
     finish: Callable[[Any, BaseException | None], None]
 
@@ -144,68 +164,74 @@ class Interleaved:
     def __init__(self, transport: Transport, name: str) -> None:
         """Start the threads."""
         self._transport = transport
-        self._events: queue.SimpleQueue[tuple[str, Any, Any]] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._pending: deque[Job] = deque()
         self._running: dict[int, Job] = {}
-        self._waits = [queue.SimpleQueue[Any]() for _ in range(transport.channels)]
+        self._waits: list[queue.SimpleQueue[tuple[Job, Wait] | None]] = [
+            queue.SimpleQueue() for _ in range(transport.channels)
+        ]
         self._error: BaseException | None = None
-        targets = [(f"{name}", self._run, ())]
-        targets += [(f"{name}-wait-{i}", self._wait, (w,)) for i, w in enumerate(self._waits)]
-        for thread_name, target, args in targets:
-            threading.Thread(target=target, args=args, name=thread_name, daemon=True).start()
+        self._closing = False
+        self._idle_s = 0.0
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+        for i, waits in enumerate(self._waits):
+            wait_name = f"{name}-wait-{i}"
+            threading.Thread(target=self._wait, args=(waits,), name=wait_name, daemon=True).start()
 
     def submit(self, job: Job) -> None:
         """Queue a job."""
-        self._events.put(("start", job, None))
+        self._events.put(lambda: self._pending.append(job))
 
     def close(self) -> None:
-        """End the threads once all submitted jobs have ended."""
-        self._events.put(("close", None, None))
+        """End the threads once all submitted jobs have ended, and wait for that."""
+        self._events.put(lambda: setattr(self, "_closing", True))
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
 
     def _run(self) -> None:
-        closing = False
         with torch.no_grad():
-            while not (closing and not self._running and not self._pending):
+            while not self._closing or self._running or self._pending:
                 began = time.perf_counter()
-                event, job, value = self._events.get()
-                if event == "close":
-                    closing = True
-                elif event == "start":
-                    self._pending.append(job)
-                elif self._running.get(job.channel) is job:
-                    job.meter.wire_s += time.perf_counter() - began
-                    if event == "failed":
-                        self._fail(value)
-                    else:
-                        self._advance(job, value)
+                event = self._events.get()
+                self._idle_s = time.perf_counter() - began
+                event()
                 self._start_pending()
         for waits in self._waits:
             waits.put(None)
 
     def _start_pending(self) -> None:
-        while self._pending and self._pending[0].channel not in self._running:
-            job = self._pending.popleft()
+        while self._pending:
+            keys = {job.key for job in self._running.values()} - {None}
+            job = self._pending[0]
+            if job.channel in self._running or job.key in keys:
+                return
+            self._pending.popleft()
             if self._error is not None:
                 job.finish(None, self._error)
                 continue
             self._running[job.channel] = job
             self._advance(job, None)
 
+    def _resume(self, job: Job, value: Any, error: BaseException | None) -> None:
+        if self._running.get(job.channel) is not job:
+            return  # it has failed with another job in the meantime
+        job.meter.wire_s += self._idle_s
+        if error is not None:
+            self._fail(error)
+        else:
+            self._advance(job, value)
+
     def _advance(self, job: Job, value: Any) -> None:
         """Resume a job and carry out its requests up to its next wait."""
         try:
-            while True:
-                began = time.perf_counter()
-                request = job.algorithm.send(value)
-                job.meter.codec_s += time.perf_counter() - began
-                if isinstance(request, Wait):
-                    self._waits[job.channel].put((job, request.ticket))
-                    return
+            while not isinstance(request := _resume(job.algorithm, value, job.meter), Wait):
                 value = _post(request, self._transport, job.channel, job.meter)
+            self._waits[job.channel].put((job, request))
         except StopIteration as end:
             del self._running[job.channel]
             job.finish(end.value, None)
-        except BaseException as error:  # noqa: BLE001 - it is handed to whoever waits for the job
+        except BaseException as error:  # noqa: BLE001 - handed to whoever waits for the job
             self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
@@ -216,10 +242,12 @@ class Interleaved:
             job.finish(None, self._error)
         self._running.clear()
 
-    def _wait(self, waits: "queue.SimpleQueue[tuple[Job, Callable[[], Any]] | None]") -> None:
+    def _wait(self, waits: "queue.SimpleQueue[tuple[Job, Wait] | None]") -> None:
         while (item := waits.get()) is not None:
-            job, ticket = item
+            job, wait = item
+            value, failure = None, None
             try:
-                self._events.put(("resume", job, ticket()))
+                value = wait.ticket()
             except BaseException as error:  # noqa: BLE001 - raised again where the job is awaited
-                self._events.put(("failed", job, error))
+                failure = error
+            self._events.put(partial(self._resume, job, value, failure))

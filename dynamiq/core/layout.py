@@ -12,6 +12,7 @@ neither an order chosen by the compressor nor segments change a bit of the resul
 
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -47,7 +48,7 @@ class Layout:
         if (
             len(b) != self.world_size + 1
             or (b[0], b[-1]) != (0, self.numel)
-            or any(lo > hi for lo, hi in zip(b, b[1:], strict=False))
+            or any(lo > hi for lo, hi in pairwise(b))
         ):
             raise InputError(
                 f"bounds {b} do not split {self.numel} entries into {self.world_size} slices; give "
@@ -96,11 +97,18 @@ class Layout:
         ]
         return torch.cat(counts)
 
+    def partial_units(self) -> list[tuple[int, int]]:
+        """Return (unit of the padded bucket, true entries) of units that are partly padding."""
+        tails = []
+        for c in range(self.world_size):
+            whole, rest = divmod(self.slice_numel(c), self.unit)
+            if rest:
+                tails.append((c * self.positions + whole, rest))
+        return tails
+
     def pad(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         """Return x[d] as dtype[n, p * unit], zeros in the padding; always a copy."""
-        padded = torch.zeros(
-            self.world_size, self.chunk_numel, dtype=dtype, device=x.device
-        )
+        padded = torch.zeros(self.world_size, self.chunk_numel, dtype=dtype, device=x.device)
         if self.bounds is None:
             padded.view(-1)[: self.numel].copy_(x)
         else:
@@ -123,4 +131,4 @@ def segments(positions: int, count: int) -> tuple[range, ...]:
     """Split range(positions) into at most ``count`` contiguous, non-empty ranges."""
     count = max(1, min(count, positions))
     cuts = [positions * i // count for i in range(count + 1)]
-    return tuple(range(lo, hi) for lo, hi in zip(cuts, cuts[1:], strict=False))
+    return tuple(range(lo, hi) for lo, hi in pairwise(cuts))

@@ -35,8 +35,10 @@ class Call:
         number: Counts the pipeline's collectives from 0, so that two buckets never share
             randomness.
         divisor: What the sum is divided by at the end: 1 for "sum", world_size for "mean".
+        gather: Whether an all-gather follows the reduce-scatter.
     """
 
     seed: int = 0
     number: int = 0
     divisor: int = 1
+    gather: bool = True

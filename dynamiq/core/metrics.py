@@ -2,15 +2,14 @@
 
 from dataclasses import dataclass
 
-
 import torch
 from torch import Tensor
 
+from dynamiq.core.agreement import HEADER_BYTES
 from dynamiq.core.collective import Collective
 from dynamiq.core.compressor import Compressor
 from dynamiq.core.drivers import Meter, lockstep
 from dynamiq.core.errors import InputError
-from dynamiq.core.layout import Layout
 from dynamiq.core.message import Call
 from dynamiq.core.topology import Topology
 
@@ -39,12 +38,6 @@ def vnmse(estimate: Tensor, exact: Tensor) -> float:
     error = (estimate.double() - exact).square().sum().item()
     norm = exact.square().sum().item()
     return error / norm if norm else (float("inf") if error else 0.0)
-
-
-def bits_per_entry(bytes_sent: float, padded_entries: int, world_size: int) -> float:
-    """Return bits per entry and pass from the bytes that one rank (or the mean rank) sent."""
-    volume = 2 * (world_size - 1) / world_size * padded_entries
-    return 8 * bytes_sent / volume if volume else 0.0
 
 
 def measure_error(
@@ -78,16 +71,12 @@ def measure_error(
     schedule = topology.schedule(n)
     meters = [Meter() for _ in range(n)]
     outs = [torch.empty(d) for _ in range(n)]
-    algorithms = [
-        Collective(compressor, schedule, rank, d, Call(seed, call)).run(gradients[rank], outs[rank])
-        for rank in range(n)
-    ]
+    collectives = [Collective(compressor, schedule, r, d, Call(seed, call)) for r in range(n)]
+    algorithms = [c.run(gradients[r], outs[r]) for r, c in enumerate(collectives)]
     with torch.no_grad():
         lockstep(algorithms, meters)
-    layout = Layout(d, n, compressor.unit(d, n))
-    headers = sum(16 * len(schedule.peers(rank)) for rank in range(n))
     sent = tuple(meter.bytes_sent for meter in meters)
-    bits = bits_per_entry((sum(sent) - headers) / n, layout.units * layout.unit, n)
+    headers = sum(HEADER_BYTES * len(schedule.peers(r)) for r in range(n))
+    volume = n * collectives[0].volume
+    bits = 8 * (sum(sent) - headers) / volume if volume else 0.0
     return ErrorReport(vnmse(outs[0], gradients.double().sum(0)), bits, sent, outs[0])
-
-

@@ -75,7 +75,7 @@ def _kind_of(cls: type[Description]) -> str:
     literal = get_args(field.annotation)
     if field.default not in literal:
         raise RegistryError(
-            f'{cls.__qualname__}.kind must be a Literal with a default, such as '
+            f"{cls.__qualname__}.kind must be a Literal with a default, such as "
             f'kind: Literal["mine"] = "mine"'
         )
     return str(field.default)

@@ -74,7 +74,7 @@ def compress(
         for batch in _batches(runs(tiles, quantizer.widths)[width]):
             x = torch.cat([values[r.tile, r.start : r.stop] for r in batch])
             units = torch.cat([tiles.units[r.tile, r.start : r.stop] for r in batch])
-            if width == 16:  # noqa: PLR2004
+            if width == 16:
                 words = randomness.words(_private(address, Stream.ENTRY), units)
                 codes = randomness.stochastic_bfloat16(x, words).view(torch.uint8)
                 _scatter(out, batch, codes, "codes")
@@ -210,7 +210,7 @@ def _decoded(payload: Tensor, tiles: Tiles, quantizer: Quantizer) -> list[tuple[
     for index, width in enumerate(quantizer.widths):
         for batch in _batches(runs(tiles, quantizer.widths)[width]):
             codes = _gather(payload, batch, "codes", code_bytes(width))
-            if width == 16:  # noqa: PLR2004
+            if width == 16:
                 x = codes.view(torch.bfloat16).float()
             else:
                 scale = _gather(payload, batch, "scales", SCALE_BYTES).view(torch.bfloat16)
@@ -233,7 +233,7 @@ def _signed_levels(levels: tuple[float, ...], width: int, device: torch.device) 
 
 def _pack(codes: Tensor, width: int) -> Tensor:
     """Pack uint8[k, 256] codes below 2^width into uint8[k, 32 width], lowest bits first."""
-    if width == 8:  # noqa: PLR2004
+    if width == 8:
         return codes
     parts = codes.view(codes.shape[0], -1, 8 // width)
     packed = parts[:, :, 0].clone()
@@ -244,7 +244,7 @@ def _pack(codes: Tensor, width: int) -> Tensor:
 
 def _unpack(packed: Tensor, width: int) -> Tensor:
     """Undo :func:`_pack`."""
-    if width == 8:  # noqa: PLR2004
+    if width == 8:
         return packed
     mask = (1 << width) - 1
     parts = [(packed >> (i * width)).bitwise_and_(mask) for i in range(8 // width)]

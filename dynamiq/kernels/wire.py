@@ -40,7 +40,7 @@ def code_bytes(width: int) -> int:
 
 def supergroup_bytes(width: int) -> int:
     """Return the bytes of a supergroup's codes and scales."""
-    scales = GROUPS + SCALE_BYTES if 0 < width < 16 else 0  # noqa: PLR2004 - BF16 has no scales
+    scales = GROUPS + SCALE_BYTES if 0 < width < 16 else 0
     return code_bytes(width) + scales
 
 
@@ -131,7 +131,7 @@ def runs(tiles: Tiles, widths: Sequence[int]) -> dict[int, list[Run]]:
     for tile, cuts in enumerate(tiles.cuts.tolist()):
         bounds = [*cuts, 0]
         spans = [(w, bounds[i + 1], bounds[i]) for i, w in enumerate(widths)][::-1]
-        first = next((stop for w, _, stop in spans if w == 16), 0)  # noqa: PLR2004
+        first = next((stop for w, _, stop in spans if w == 16), 0)
         group_scales = tiles.offsets[tile] + sum((b - a) * code_bytes(w) for w, a, b in spans)
         scales = group_scales + (bounds[0] - first) * GROUPS
         codes = tiles.offsets[tile]

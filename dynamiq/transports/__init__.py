@@ -1,3 +1,7 @@
-from dynamiq.transports.loopback import LoopbackTransport
+"""How bytes move between ranks: within one process, over Gloo, over NCCL."""
 
-__all__ = ["LoopbackTransport"]
+from dynamiq.transports.gloo import GlooTransport
+from dynamiq.transports.loopback import LoopbackTransport
+from dynamiq.transports.nccl import NCCLTransport
+
+__all__ = ["GlooTransport", "LoopbackTransport", "NCCLTransport"]

@@ -17,12 +17,16 @@ class Lifecycle:
         self._lock = threading.Lock()
         self._begun = False
         self._open = False
-        self._closed = False
+        self._closed = threading.Event()
 
     @property
     def closed(self) -> bool:
         """Whether the transport was closed, by the user or by an error."""
-        return self._closed
+        return self._closed.is_set()
+
+    def wait_until_closed(self, seconds: float) -> bool:
+        """Wait at most so long for the end; return whether it came."""
+        return self._closed.wait(seconds)
 
     def begin(self, owner: str) -> None:
         """Note that ``connect`` was called.
@@ -32,7 +36,7 @@ class Lifecycle:
             TransportError: It was called before.
         """
         with self._lock:
-            if self._closed:
+            if self.closed:
                 raise self.closed_error(f"{owner}.connect")
             if self._begun:
                 raise TransportError(f"{owner} is connected already; connect is called once")
@@ -49,7 +53,7 @@ class Lifecycle:
             ClosedError: It was closed; the error that closed it is the cause.
             TransportError: It was never connected.
         """
-        if self._closed:
+        if self.closed:
             raise self.closed_error(what)
         if not self._open:
             raise TransportError(f"{what}: the transport is not connected; call connect first")
@@ -57,10 +61,10 @@ class Lifecycle:
     def close(self, error: TransportError | None = None) -> bool:
         """Close for good, keeping the first error; return whether this call did it."""
         with self._lock:
-            if self._closed:
+            if self.closed:
                 return False
-            self._closed = True
             self.first_error = error
+            self._closed.set()
             return True
 
     def closed_error(self, what: str) -> ClosedError:

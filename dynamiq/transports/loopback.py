@@ -76,7 +76,7 @@ class LoopbackTransport(Transport):
     channels = 4
 
     def __init__(self, rank: int, wire: _Wire) -> None:
-        """Use :meth:`world` instead."""
+        """Use :meth:`world` instead; ``wire`` is what the ranks of one world share."""
         self.rank = rank
         self.world_size = wire.world_size
         self._wire = wire
@@ -129,7 +129,7 @@ class LoopbackTransport(Transport):
             self._lifecycle.open()
             return [wire.hellos[rank] for rank in range(self.world_size)]
 
-    def post(  # noqa: PLR0913 - the signature is the interface's
+    def post(
         self,
         send: Tensor | None,
         to: int,

@@ -8,6 +8,7 @@ bytes are used up. Found exactly by sorting all steps, not by search.
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -59,7 +60,7 @@ def threshold_cuts(energies: Tensor, capacity: Tensor, widths: Sequence[int]) ->
     cuts = nonzero[:, None].repeat(1, len(widths))
     cuts[:, 1:] = 0
     room = capacity - nonzero * sizes[0]
-    costs = [after - before for before, after in zip(sizes, sizes[1:], strict=False)]
+    costs = [after - before for before, after in pairwise(sizes)]
     if not costs:
         return cuts
     cuts[:, 1:] = _affordable_steps(energies, room, widths, costs)
@@ -75,7 +76,7 @@ def _affordable_steps(
     energies: Tensor, room: Tensor, widths: Sequence[int], costs: Sequence[int]
 ) -> Tensor:
     """Return int64[t, steps]: how often each step is among the best that fit together."""
-    steps = list(zip(widths, widths[1:], strict=False))
+    steps = list(pairwise(widths))
     gains = torch.cat([energies * ((4.0**-a - 4.0**-c) / (c - a)) for a, c in steps], dim=1)
     kind = torch.arange(len(steps), device=energies.device).repeat_interleave(energies.shape[1])
     cost = torch.tensor(costs, device=energies.device)[kind]

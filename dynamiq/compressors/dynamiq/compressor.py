@@ -69,7 +69,7 @@ class DynamiQCompressor(Compressor):
         rounding: Rounding = "correlated",
         **options: Any,
     ) -> Self:
-        """Return the paper's recipe: widths {2, 4, 8}, stochastic group scales, correlated rounding."""
+        """Return the paper's recipe: widths {2, 4, 8}, hierarchical scales, correlated rounding."""
         return cls(
             bit_budget=bit_budget,
             widths=widths,
@@ -115,7 +115,7 @@ class DynamiQCompressor(Compressor):
         """The supergroup."""
         return SUPERGROUP
 
-    def statistics(self, x: Tensor, layout: Layout) -> Statistics:
+    def statistics(self, x: Tensor, layout: Layout, call: Call, state: State) -> Statistics:
         """Return the energies, then the means, of all supergroups that hold entries (§3.1)."""
         counts = layout.true_entries().to(x.device)
         real = counts > 0

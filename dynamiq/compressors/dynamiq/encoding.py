@@ -60,7 +60,7 @@ class DynamiQEncoding(Encoding[Tensor]):
         real = counts > 0
         energy = torch.full(real.shape, -1.0, device=device)
         mean = torch.zeros(real.shape, device=device)
-        energy[real], mean[real] = statistics.view(2, -1).unbind() if real.any() else (0.0, 0.0)
+        energy[real], mean[real] = statistics.view(2, -1)
         mean = mean / n
         self._contaminated = ~energy.isfinite()
         energy = torch.where(self._contaminated, 0.0, energy)
@@ -90,10 +90,8 @@ class DynamiQEncoding(Encoding[Tensor]):
         """Scale into range, remove the mean that all ranks share, put into energy order."""
         rows = self.layout.pad(x, torch.float32).view(-1, SUPERGROUP)
         rows.mul_(self._factor[:, None]).sub_(self._shift[:, None])
-        counts = self.layout.true_entries().tolist()
-        for unit, count in enumerate(counts):
-            if 0 < count < SUPERGROUP:
-                rows[unit, count:] = 0.0
+        for unit, count in self.layout.partial_units():
+            rows[unit, count:] = 0.0
         places = self._units.clamp(min=0).view(-1)
         return rows.index_select(0, places).view(*self._units.shape, SUPERGROUP)
 
@@ -103,9 +101,7 @@ class DynamiQEncoding(Encoding[Tensor]):
         values = self._values(work, message, positions)
         ops.compress(values, tiles, self.quantizer, self._address(message), out)
 
-    def decompress(
-        self, payload: Tensor, work: Tensor, message: Message, positions: range
-    ) -> None:
+    def decompress(self, payload: Tensor, work: Tensor, message: Message, positions: range) -> None:
         """See :func:`dynamiq.kernels.ops.decompress`."""
         values = self._values(work, message, positions)
         ops.decompress(payload, values, self._tiles(message, positions), self.quantizer)

@@ -1,0 +1,99 @@
+"""Runs a pipeline's calls in order, and closes it at the first failure."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dynamiq.core.collective import Algorithm
+from dynamiq.core.drivers import Interleaved, Job, Meter, blocking
+from dynamiq.core.errors import ClosedError
+from dynamiq.core.handle import Handle
+from dynamiq.core.transport import Transport
+
+
+class Executor:
+    """In the caller's thread until the first asynchronous call, in a worker thread from then on.
+
+    A failure during communication closes the transport: peers are waiting in the middle of a
+    call, and nothing later could be trusted.
+    """
+
+    def __init__(self, transport: Transport) -> None:
+        """Start nothing yet."""
+        self._transport = transport
+        self._worker: Interleaved | None = None
+        self._error: BaseException | None = None
+
+    def check_open(self) -> None:
+        """Raise the first failure again, or ClosedError after :meth:`close`."""
+        if self._error is not None:
+            raise self._error
+
+    def run(
+        self,
+        algorithm: Algorithm[Tensor],
+        number: int,
+        key: str | None,
+        conclude: Callable[[Tensor, Meter], None],
+        *,
+        background: bool,
+    ) -> Handle:
+        """Run an algorithm on the channel of its call number.
+
+        Args:
+            algorithm: Returns the result.
+            number: The call number.
+            key: Calls with the same key never overlap.
+            conclude: Called with the result and the meter before the handle ends; what it raises
+                is the handle's error but closes nothing.
+            background: Return before the call has ended.
+        """
+        handle = Handle()
+        meter = Meter()
+
+        def finish(result: Tensor | None, error: BaseException | None) -> None:
+            if error is None:
+                assert result is not None
+                try:
+                    conclude(result, meter)
+                except Exception as refusal:  # noqa: BLE001 - raised where the handle is awaited
+                    result, error = None, refusal
+            else:
+                self.fail(error)
+            handle.finish(result, error)
+
+        if background and self._worker is None:
+            self._worker = Interleaved(self._transport, "dynamiq")
+        channel = number % self._transport.channels
+        job = Job(algorithm, channel, key, meter, finish)
+        if self._worker is not None:
+            self._worker.submit(job)
+        else:
+            _run_here(job, self._transport)
+        return handle
+
+    def fail(self, error: BaseException) -> None:
+        """Close the transport; later calls raise this error again."""
+        self._error = self._error or error
+        self._transport.close()
+
+    def close(self) -> None:
+        """Wait for calls in flight, then end the worker and the transport; idempotent."""
+        if self._worker is not None:
+            self._worker.close()
+            self._worker = None
+        if self._error is None:
+            self.fail(ClosedError("the pipeline is closed; build a new one, with a new transport"))
+
+
+def _run_here(job: Job, transport: Transport) -> None:
+    result: Any = None
+    failure: BaseException | None = None
+    try:
+        with torch.no_grad():
+            result = blocking(job.algorithm, transport, job.channel, job.meter)
+    except BaseException as error:  # noqa: BLE001 - raised where the handle is awaited
+        failure = error
+    job.finish(result, failure)

@@ -1,0 +1,49 @@
+"""A call in flight, as its caller sees it."""
+
+import threading
+
+import torch
+from torch import Tensor
+
+
+class Handle:
+    """An asynchronous call: wait for it, or hand its future to DDP."""
+
+    def __init__(self) -> None:
+        """Create a call that has not ended."""
+        self._ended = threading.Event()
+        self._result: Tensor | None = None
+        self._error: BaseException | None = None
+        self._signal: torch.futures.Future[None] = torch.futures.Future()
+
+    def done(self) -> bool:
+        """Return whether the call has ended, well or badly."""
+        return self._ended.is_set()
+
+    def wait(self, timeout_s: float | None = None) -> Tensor:
+        """Return the result once the call has ended.
+
+        Raises:
+            TimeoutError: It has not ended within ``timeout_s``; it goes on.
+            DynamiqError: The call failed.
+        """
+        if not self._ended.wait(timeout_s):
+            raise TimeoutError(f"the call has not ended within {timeout_s} s; it goes on")
+        return self._outcome()
+
+    def future(self) -> torch.futures.Future[Tensor]:
+        """Return a torch future that ends with the result or raises the call's own error."""
+        # Raised in a callback: set_exception would reach DDP as a failed cast to Tensor.
+        return self._signal.then(lambda _: self._outcome())
+
+    def finish(self, result: Tensor | None, error: BaseException | None) -> None:
+        """End the call (for whoever runs it)."""
+        self._result, self._error = result, error
+        self._ended.set()
+        self._signal.set_result(None)
+
+    def _outcome(self) -> Tensor:
+        if self._error is not None:
+            raise self._error
+        assert self._result is not None
+        return self._result

@@ -1,0 +1,164 @@
+"""A pipeline at work: its group, its call counter, the states of its tensors."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from dynamiq.core.agreement import check_hellos
+from dynamiq.core.collective import Algorithm, Collective
+from dynamiq.core.compressor import Compressor, State
+from dynamiq.core.drivers import Meter
+from dynamiq.core.errors import InputError, NonFiniteError
+from dynamiq.core.executor import Executor
+from dynamiq.core.handle import Handle
+from dynamiq.core.ledger import Ledger
+from dynamiq.core.message import Call
+from dynamiq.core.registry import compressors
+from dynamiq.core.request import Request
+from dynamiq.core.settings import Settings
+from dynamiq.core.topology import Schedule
+from dynamiq.core.transport import Transport
+from dynamiq.core.verification import Verification
+
+_FORMATS = {
+    torch.float64: "fp64",
+    torch.float32: "fp32",
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+}
+
+
+class Session:
+    """Turns requests into collectives, in the order in which they are started.
+
+    Not thread-safe by itself: its pipeline lets one caller in at a time.
+    """
+
+    def __init__(self, settings: Settings, transport: Transport) -> None:
+        """Prepare; nothing is started or connected."""
+        self.settings = settings
+        self.transport = transport
+        self.executor = Executor(transport)
+        self.ledger = Ledger()
+        self._schedule: Schedule | None = None
+        self._calls = 0
+        self._verifiable = 0
+        self._states: dict[str, State] = {}
+
+    def connect(self) -> Schedule:
+        """Join the group once and check that all ranks have the same settings."""
+        self.executor.check_open()
+        if self._schedule is None:
+            try:
+                check_hellos(self.transport.connect(self.settings.model_dump_json().encode()))
+                self._schedule = self.settings.topology.schedule(self.transport.world_size)
+            except BaseException as error:
+                self.executor.fail(error)
+                raise
+        return self._schedule
+
+    def start(self, request: Request, *, background: bool) -> Handle:
+        """Start a checked request.
+
+        Raises:
+            InputError: The compressor carries state and the request has no key.
+        """
+        schedule = self.connect()
+        skip = self._skip_reason(request)
+        compressor = (
+            self.settings.compressor if skip is None else _uncompressed(request.tensor.dtype)
+        )
+        if compressor.stateful and request.key is None:
+            raise InputError(
+                f"{compressor.kind} carries state from call to call; name the tensor with key=..., "
+                f"so that its state is not mixed with another tensor's"
+            )
+        collective = self._collective(request, compressor, schedule)
+        verification = self._verification(request, schedule) if skip is None else None
+        key = request.key if compressor.stateful else None
+        if verification is not None:
+            # The same key makes the verification wait for what it verifies.
+            key = key or f"call {collective.call.number}"
+        handle = self.executor.run(
+            self._reduce(request, collective, verification),
+            collective.call.number,
+            key,
+            lambda result, meter: self._conclude(request, collective, skip, result, meter),
+            background=background,
+        )
+        if verification is not None:
+            verification.start(self.executor, self.ledger, key, background=background)
+        return handle
+
+    def _skip_reason(self, request: Request) -> str | None:
+        """Return why a request travels uncompressed; the same on all ranks."""
+        if request.skip is not None:
+            return request.skip
+        if request.tensor.dtype is torch.float64 and not self.settings.compress_float64:
+            return "float64"
+        if self.settings.compresses and request.tensor.numel() < self.settings.min_numel:
+            return "small"
+        return None
+
+    def _collective(
+        self, request: Request, compressor: Compressor, schedule: Schedule
+    ) -> Collective:
+        number, self._calls = self._calls, self._calls + 1
+        divisor = schedule.world_size if request.op == "mean" else 1
+        gather = request.output is None
+        return Collective(
+            compressor,
+            schedule,
+            self.transport.rank,
+            request.tensor.numel(),
+            Call(self.settings.seed, number, divisor, gather),
+            name=f"call {number} ({request.name})",
+            description=request.description,
+            bounds=request.bounds,
+            segments=self.settings.segments,
+        )
+
+    def _verification(self, request: Request, schedule: Schedule) -> Verification | None:
+        every = self.settings.verify_every
+        self._verifiable += 1
+        if every is None or self._verifiable % every:
+            return None
+        exact = replace(request, name=f"verification of {request.name}")
+        return Verification(
+            request, self._collective(exact, _uncompressed(torch.float64), schedule)
+        )
+
+    def _reduce(
+        self, request: Request, collective: Collective, verification: Verification | None
+    ) -> Algorithm[Tensor]:
+        key = request.key if collective.compressor.stateful else None
+        if key is not None:
+            # Read now, not when the request was made: an earlier call may have been in flight.
+            collective = replace(collective, state=self._states.get(key, State()))
+        x, out = request.flat()
+        state = yield from collective.run(x, out)
+        if key is not None:
+            self._states[key] = state
+        if verification is not None:
+            verification.keep(out)
+        return request.deliver(out)
+
+    def _conclude(
+        self,
+        request: Request,
+        collective: Collective,
+        skip: str | None,
+        result: Tensor,
+        meter: Meter,
+    ) -> None:
+        self.ledger.record(meter, collective.volume, skip)
+        if self.settings.on_nonfinite == "raise" and not torch.isfinite(result).all():
+            raise NonFiniteError(
+                f"{request.name}: the reduced tensor holds a NaN or an infinity (an input on some "
+                f"rank did, or the sum overflowed); every rank raises this"
+            )
+
+
+def _uncompressed(dtype: torch.dtype) -> Compressor:
+    return compressors.read({"kind": "uncompressed", "format": _FORMATS[dtype]})

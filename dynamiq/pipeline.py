@@ -1,0 +1,228 @@
+"""A compressor, a topology and a transport, composed into collectives that users call."""
+
+import threading
+from typing import Any, Literal, Self
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from dynamiq.core import inputs
+from dynamiq.core.compressor import Compressor
+from dynamiq.core.handle import Handle
+from dynamiq.core.inputs import Op
+from dynamiq.core.ledger import Metrics
+from dynamiq.core.request import Request, check_slices
+from dynamiq.core.session import Session
+from dynamiq.core.settings import Settings
+from dynamiq.core.topology import Topology
+from dynamiq.core.transport import Transport
+
+
+class Pipeline:
+    """Compressed collectives over a group of ranks.
+
+    All ranks build it with the same arguments and make the same calls in the same order; every
+    call begins with a comparison of what the ranks think it is. All ranks end with the same bits.
+    Results are a deterministic function of the inputs, ``seed`` and the number of the call.
+
+    An error before communication leaves everything as it was. After an error during
+    communication the tensor's contents are undefined, the pipeline is closed, and later calls
+    raise the first error again.
+
+    Attributes:
+        settings: What it was built with.
+        transport: What moves its bytes.
+    """
+
+    def __init__(  # noqa: PLR0913 - independent options, by keyword
+        self,
+        compressor: Compressor,
+        topology: Topology,
+        transport: Transport,
+        *,
+        seed: int = 0,
+        min_numel: int = 16_384,
+        start_step: int = 2,
+        segments: int = 1,
+        compress_float64: bool = False,
+        on_nonfinite: Literal["propagate", "raise"] = "propagate",
+        verify_every: int | None = None,
+    ) -> None:
+        """Compose the parts; nothing is started or connected yet.
+
+        Args:
+            compressor: How entries become bytes.
+            topology: Who sends which chunk to whom.
+            transport: Moves bytes; belongs to this pipeline alone.
+            seed: Of all randomness.
+            min_numel: Calls with fewer entries travel uncompressed.
+            start_step: DDP steps that travel uncompressed before compression begins.
+            segments: Parts of each chunk that overlap encoding and transfer; same results.
+            compress_float64: Compress float64 (in float32) instead of sending it as it is.
+            on_nonfinite: "propagate" NaN and infinities, or "raise" NonFiniteError on every rank.
+            verify_every: Also compute the exact result of every N-th compressed call, for
+                ``metrics().vnmse``; costs 8 bytes per entry and pass.
+
+        Raises:
+            ConfigurationError: An argument is out of range or of the wrong kind.
+        """
+        self.transport = transport
+        self.settings = Settings.check(
+            transport,
+            compressor=compressor,
+            topology=topology,
+            seed=seed,
+            min_numel=min_numel,
+            start_step=start_step,
+            segments=segments,
+            compress_float64=compress_float64,
+            on_nonfinite=on_nonfinite,
+            verify_every=verify_every,
+        )
+        self._begin()
+
+    def _begin(self) -> None:
+        self._lock = threading.RLock()
+        self._session = Session(self.settings, self.transport)
+        self._buckets: Any = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle what it was built with: no group, thread, state or count."""
+        return {"transport": self.transport, "settings": self.settings}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore a pipeline that is not connected."""
+        self.__dict__.update(state)
+        self._begin()
+
+    def __enter__(self) -> Self:
+        """Return the pipeline; it is closed at the end of the block."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close."""
+        self.close()
+
+    @property
+    def rank(self) -> int:
+        """This rank in the group; known once connected."""
+        return self.transport.rank
+
+    @property
+    def world_size(self) -> int:
+        """Ranks in the group; known once connected."""
+        return self.transport.world_size
+
+    def connect(self) -> None:
+        """Join the group and check that all ranks are configured alike; collective, idempotent.
+
+        The first collective does it, so calling it is only needed to fail early.
+
+        Raises:
+            AgreementError: Ranks differ; the fields are named, on every rank.
+            TransportError: The group cannot be joined.
+        """
+        with self._lock:
+            self._session.connect()
+
+    def all_reduce(
+        self,
+        tensor: Tensor,
+        op: Op = "mean",
+        *,
+        key: str | None = None,
+        async_op: bool = False,
+    ) -> Handle | None:
+        """Replace a tensor by its mean or sum over the ranks, in place.
+
+        Args:
+            tensor: float32, bfloat16, float16 or float64, any shape, any strides without overlap,
+                on the transport's devices. float64 travels uncompressed unless allowed.
+            op: "mean" or "sum".
+            key: Names the tensor from call to call; needed by compressors that carry state.
+            async_op: Return at once with a handle; leave the tensor alone until it has ended.
+
+        Returns:
+            A handle if ``async_op``, else None.
+
+        Raises:
+            InputError: The tensor, op or key is refused; nothing was sent.
+            AgreementError: Another rank is in another call.
+            TransportError: A peer died or stayed silent; names the peer this rank waited for.
+            NonFiniteError: With ``on_nonfinite="raise"``, on every rank.
+        """
+        inputs.check_op(op)
+        inputs.check_tensor(tensor)
+        return self._call(
+            Request("all_reduce", tensor, None, op, key, key or "all_reduce"), async_op
+        )
+
+    def reduce_scatter(
+        self,
+        output: Tensor,
+        input: Tensor,
+        op: Op = "mean",
+        *,
+        bounds: tuple[int, ...] | None = None,
+        key: str | None = None,
+        async_op: bool = False,
+    ) -> Handle | None:
+        """Reduce a tensor over the ranks and leave each with its slice.
+
+        Args:
+            output: Contiguous, the slice of this rank.
+            input: Contiguous [d], the same dtype; left unchanged.
+            op: "mean" or "sum".
+            bounds: Offsets of the slices in ``input``, world_size + 1 of them; None for equal
+                slices of ``output.numel()``.
+            key: As in :meth:`all_reduce`.
+            async_op: As in :meth:`all_reduce`.
+
+        Raises:
+            InputError: Sizes, dtypes or bounds do not fit; nothing was sent.
+            DynamiqError: As in :meth:`all_reduce`.
+        """
+        inputs.check_op(op)
+        inputs.check_tensor(output, "output")
+        inputs.check_tensor(input, "input", written=False)
+        self.connect()
+        bounds = check_slices(output, input, bounds, self.rank, self.world_size)
+        name = key or "reduce_scatter"
+        return self._call(Request("reduce_scatter", input, output, op, key, name, bounds), async_op)
+
+    def ddp_hook(
+        self,
+        state: object,
+        bucket: dist.GradBucket,  # type: ignore[name-defined]
+    ) -> torch.futures.Future[Tensor]:
+        """Average a DDP bucket: ``ddp.register_comm_hook(None, pipeline.ddp_hook)``.
+
+        Asynchronous: backward goes on, several buckets may be in flight. The first
+        ``start_step`` steps, sparse and complex buckets travel uncompressed and are counted in
+        ``metrics().skips``.
+        """
+        from dynamiq.integrations import ddp
+
+        with self._lock:
+            if self._buckets is None:
+                self._buckets = ddp.Buckets(self.settings)
+            buckets: ddp.Buckets = self._buckets
+            return buckets.reduce(self._session, bucket)
+
+    def metrics(self) -> Metrics:
+        """Return this rank's totals so far; works on a closed pipeline."""
+        return self._session.ledger.metrics()
+
+    def close(self) -> None:
+        """Wait for calls in flight, then end the worker and the transport; idempotent."""
+        self._session.executor.close()
+
+    def _call(self, request: Request, async_op: bool) -> Handle | None:
+        inputs.check_not_capturing()
+        with self._lock:
+            handle = self._session.start(request, background=async_op)
+        if async_op:
+            return handle
+        handle.wait()
+        return None

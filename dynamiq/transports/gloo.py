@@ -1,0 +1,60 @@
+"""Bytes over Gloo: CPU memory and TCP."""
+
+import contextlib
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from dynamiq.transports.exchange import Exchange
+from dynamiq.transports.process_group import ProcessGroupTransport, Transfer
+
+# "dynq" as a number: far from the small tags that others use on a shared group.
+_FIRST_TAG = 0x64796E71
+
+
+class GlooTransport(ProcessGroupTransport):
+    """Point-to-point messages of a Gloo group, with one tag per channel.
+
+    A payload on another device is copied to the CPU first; what arrives is a CPU tensor.
+
+    A rank that fails closes its connections, so peers that wait for it hear at once
+    (:class:`~dynamiq.core.errors.PeerLostError`). On a given group only a timeout closes them;
+    after any other error its peers time out.
+
+    Example::
+
+        transport = GlooTransport(timeout_s=60)
+        dist.init_process_group("gloo")
+        hellos = transport.connect(b"rank zero says hello")
+        received = transport.post(payload, right, nbytes, left, 0, "shift")()
+    """
+
+    backend = "gloo"
+    device_type = "cpu"
+    channels = 4
+
+    def _start(self, exchange: Exchange, transfer: Transfer) -> None:
+        group = self._group
+        tag = _FIRST_TAG + self._first_tag + exchange.channel
+        if exchange.nbytes:
+            # Before the send: two ranks that send first to each other get half the rate.
+            transfer.received = torch.empty(exchange.nbytes, dtype=torch.uint8)
+            work = dist.irecv(transfer.received, group=group, tag=tag, group_src=exchange.source)
+            transfer.works.append((work, exchange.source))
+        if exchange.payload is not None:
+            transfer.sent = exchange.payload.detach().cpu()
+            work = dist.isend(transfer.sent, group=group, tag=tag, group_dst=exchange.to)
+            transfer.works.append((work, exchange.to))
+
+    def _interrupt(self, group: Any) -> None:
+        # Aborting a Gloo group wakes nobody, and destroying it closes no connection while a wait
+        # is under way. But a receive that times out makes Gloo close all of them.
+        if self.world_size == 1:
+            return
+        peer = (self.rank + 1) % self.world_size
+        nothing = torch.empty(1, dtype=torch.uint8)
+        with contextlib.suppress(RuntimeError):
+            work: Any = dist.irecv(nothing, group=group, tag=_FIRST_TAG - 1, group_src=peer)
+            work.wait(timedelta(milliseconds=1))
