@@ -19,7 +19,7 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    protocol: Literal[1] = PROTOCOL
+    protocol: int = PROTOCOL
     compressor: AnyCompressor
     topology: AnyTopology
     seed: int = Field(ge=-(2**63), lt=2**64)
