@@ -6,6 +6,12 @@ A pipeline composes three independent descriptions::
     ddp_model.register_comm_hook(None, pipeline.ddp_hook)
 """
 
+from pathlib import Path
+
+from dynamiq.core.installation import check_installation
+
+check_installation(Path(__file__).parent)
+
 from dynamiq.compressors import DynamiQCompressor, Uncompressed
 from dynamiq.core.compressor import Compressor, Encoding, State, Statistics
 from dynamiq.core.dense import DenseEncoding

@@ -5,6 +5,8 @@ x, ÷, comparisons and integer operations, each rounded to nearest in float32, s
 give the same bits. Formulas: DynamiQ §3.3 and docs/design/algorithm.md.
 """
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -23,7 +25,7 @@ from dynamiq.kernels.wire import (
     runs,
 )
 
-_BATCH = 256
+_BATCH = 512
 """Supergroups quantised at once: their temporaries stay in cache."""
 _HUGE = 2.0**50
 _TINY = 2.0**-50
@@ -70,8 +72,8 @@ def compress(
         out: uint8[bytes], written in full.
     """
     out.zero_()
-    for index, width in enumerate(quantizer.widths):
-        for batch in _batches(runs(tiles, quantizer.widths)[width]):
+    for index, (width, places) in enumerate(runs(tiles, quantizer.widths).items()):
+        for batch in _batches(places):
             x = torch.cat([values[r.tile, r.start : r.stop] for r in batch])
             units = torch.cat([tiles.units[r.tile, r.start : r.stop] for r in batch])
             if width == 16:
@@ -87,7 +89,8 @@ def compress(
 
 def decompress(payload: Tensor, values: Tensor, tiles: Tiles, quantizer: Quantizer) -> None:
     """Replace values: float32[t, s, 256] by what the payload says; 0 bits decode to zeros."""
-    values.zero_()
+    for tile, cuts in enumerate(tiles.cuts.tolist()):
+        values[tile, cuts[0] :] = 0.0
     for run, decoded in _decoded(payload, tiles, quantizer):
         values[run.tile, run.start : run.stop] = decoded
 
@@ -204,11 +207,10 @@ def _private(address: Address, stream: Stream) -> int:
     return randomness.key(address.seed, address.call, stream, address.hop, address.sender)
 
 
-def _decoded(payload: Tensor, tiles: Tiles, quantizer: Quantizer) -> list[tuple[Run, Tensor]]:
-    """Return every run with its values float32[run, 256]."""
-    decoded: list[tuple[Run, Tensor]] = []
-    for index, width in enumerate(quantizer.widths):
-        for batch in _batches(runs(tiles, quantizer.widths)[width]):
+def _decoded(payload: Tensor, tiles: Tiles, quantizer: Quantizer) -> Iterator[tuple[Run, Tensor]]:
+    """Yield every run with its values float32[run, 256]."""
+    for index, (width, places) in enumerate(runs(tiles, quantizer.widths).items()):
+        for batch in _batches(places):
             codes = _gather(payload, batch, "codes", code_bytes(width))
             if width == 16:
                 x = codes.view(torch.bfloat16).float()
@@ -219,8 +221,7 @@ def _decoded(payload: Tensor, tiles: Tiles, quantizer: Quantizer) -> list[tuple[
                 table = _signed_levels(quantizer.levels[index], width, payload.device)
                 x = table.index_select(0, _unpack(codes, width).view(-1).int())
                 x = x.view(-1, GROUPS, GROUP).mul_(group_scale[:, :, None]).view(-1, SUPERGROUP)
-            decoded += zip(batch, x.split([r.stop - r.start for r in batch]), strict=True)
-    return decoded
+            yield from zip(batch, x.split([r.stop - r.start for r in batch]), strict=True)
 
 
 def _signed_levels(levels: tuple[float, ...], width: int, device: torch.device) -> Tensor:

@@ -1,6 +1,7 @@
 """Bytes over Gloo: CPU memory and TCP."""
 
 import contextlib
+import re
 from datetime import timedelta
 from typing import Any
 
@@ -12,6 +13,8 @@ from dynamiq.transports.process_group import ProcessGroupTransport, Transfer
 
 # "dynq" as a number: far from the small tags that others use on a shared group.
 _FIRST_TAG = 0x64796E71
+# How rank 0's barrier says who stayed away.
+_MISSING_RANKS = re.compile(r"Ranks ([\d, ]+) failed to pass")
 
 
 class GlooTransport(ProcessGroupTransport):
@@ -34,6 +37,19 @@ class GlooTransport(ProcessGroupTransport):
     backend = "gloo"
     device_type = "cpu"
     channels = 4
+
+    def _introduce(self, hello: bytes) -> list[bytes]:
+        # Other collectives do not say who is missing. A group of several backends has no such
+        # barrier.
+        if dist.get_backend(self._group) == self.backend:
+            timeout = timedelta(seconds=self.timeout_s)
+            try:
+                dist.monitored_barrier(self._group, timeout, wait_all_ranks=True)
+            except RuntimeError as error:
+                missing = _MISSING_RANKS.search(str(error))
+                whom = f"rank(s) {missing[1]}" if missing else "ranks that rank 0's error names"
+                raise self._nobody_came(whom, str(error).split("\n", 1)[0]) from error
+        return super()._introduce(hello)
 
     def _start(self, exchange: Exchange, transfer: Transfer) -> None:
         group = self._group

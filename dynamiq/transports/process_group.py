@@ -23,6 +23,7 @@ _TIMED_OUT = re.compile(r"timed? ?out", re.IGNORECASE)
 _LOST = re.compile(r"closed|closure|reset|refused|broken pipe|not connected|abort", re.IGNORECASE)
 # Gloo's answer to all waits of a process once one of them has timed out.
 _COLLATERAL = "Application timeout caused pair closure"
+_SOURCE_POSITION = re.compile(r"^\[\S+:\d+\] ")
 # How a store says for which rank's address a group waited in vain.
 _MISSING_RANK = re.compile(r"keys: \S*/(\d+)\b")
 
@@ -237,7 +238,7 @@ class ProcessGroupTransport(Transport):
 
     def _translate(self, error: Exception, exchange: Exchange, peer: int) -> DynamiqError:
         """Say in dynamiq's words what a backend's error means for an exchange with ``peer``."""
-        reason = _first_line(error)
+        reason = _reason(error)
         if _COLLATERAL in reason:
             # The wait that did time out knows the peer; its thread may report a little later.
             self._lifecycle.wait_until_closed(1.0)
@@ -252,14 +253,16 @@ class ProcessGroupTransport(Transport):
     def _translate_connect(self, error: Exception) -> DynamiqError:
         if isinstance(error, DynamiqError):
             return error
-        reason = _first_line(error)
+        reason = _reason(error)
         if not _TIMED_OUT.search(reason):
             return TransportError(f"{self!r}.connect: {type(error).__name__}: {reason}")
         missing = _MISSING_RANK.search(reason)
-        whom = f"rank {missing[1]}" if missing else "the other ranks"
+        return self._nobody_came(f"rank {missing[1]}" if missing else "the other ranks", reason)
+
+    def _nobody_came(self, whom: str, reason: str) -> PeerTimeoutError:
         return PeerTimeoutError(
-            f"{self!r}.connect waited {self.timeout_s:g} s for {whom}: every rank of the group must "
-            f"connect its transport, in the same order ({reason})"
+            f"{self!r}.connect waited up to {self.timeout_s:g} s for {whom}: every rank of the "
+            f"group must connect its transport, in the same order ({reason})"
         )
 
     def _fail(self, error: DynamiqError, cause: Exception) -> NoReturn:
@@ -281,5 +284,7 @@ class ProcessGroupTransport(Transport):
             dist.destroy_process_group(group)
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n", 1)[0]
+def _reason(error: Exception) -> str:
+    """What a backend says, without its source positions, stack traces and advice."""
+    line = str(error).strip().split("\n", 1)[0]
+    return _SOURCE_POSITION.sub("", line).split(". ", 1)[0]
