@@ -120,8 +120,12 @@ class Collective:
             return self.state
         header = Header(self.call.number, self.description, agreement.state_digest(self.state))
         tickets = yield from self._post_to_peers(header.pack())
-        statistics = self.compressor.statistics(x, layout, self.call, self.state)
+        statistics = None
+        if self.numel:
+            statistics = self.compressor.statistics(x, layout, self.call, self.state)
         yield from self._compare(header, tickets)
+        if not self.numel:
+            return self.state
         reduced = None
         if statistics is not None:
             small = StatisticsEncoding(statistics, n, self.call)

@@ -1,10 +1,13 @@
 """Bytes over NCCL: CUDA memory, in stream order."""
 
+import contextlib
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from dynamiq.core.errors import TransportError
 from dynamiq.transports.exchange import Exchange
@@ -81,8 +84,8 @@ class NCCLTransport(ProcessGroupTransport):
         super()._check_setup()
 
     def _introduce(self, hello: bytes) -> list[bytes]:
-        # The first batch of a group hangs unless all ranks take part, so a collective comes first.
-        self._device = torch.device("cuda", torch.cuda.current_device())
+        # The first batch of a group hangs unless all ranks take part, so collectives come first.
+        self._device = self._current_device()
         hellos = super()._introduce(hello)
         if self._first_tag:
             raise TransportError(
@@ -92,34 +95,28 @@ class NCCLTransport(ProcessGroupTransport):
         return hellos
 
     def _start(self, exchange: Exchange, transfer: Transfer) -> None:
-        group = self._group
-        with torch.cuda.device(self._device), self._batch:
-            transfer.stream = torch.cuda.current_stream()
-            batch = []
+        batch = []
+        with self._batch, self._current_stream() as transfer.stream:
             if exchange.nbytes:
-                transfer.received = torch.empty(
-                    exchange.nbytes, dtype=torch.uint8, device=self._device
-                )
-                batch.append(
-                    dist.P2POp(
-                        dist.irecv, transfer.received, group=group, group_peer=exchange.source
-                    )
-                )
+                received = torch.empty(exchange.nbytes, dtype=torch.uint8, device=self._device)
+                transfer.received = received
+                batch.append(self._operation(dist.irecv, received, exchange.source))
             if exchange.payload is not None:
-                transfer.sent = exchange.payload.detach().to(self._device)
-                # It may come from another stream's memory, which must not be reused before this
-                # stream has waited for the send.
-                transfer.sent.record_stream(transfer.stream)
-                batch.append(
-                    dist.P2POp(dist.isend, transfer.sent, group=group, group_peer=exchange.to)
-                )
+                sent = transfer.sent = exchange.payload.detach().to(self._device)
+                if transfer.stream is not None:
+                    # Memory of another stream must not be used again before this one has waited.
+                    sent.record_stream(transfer.stream)
+                batch.append(self._operation(dist.isend, sent, exchange.to))
             if batch:
-                # A send may block until it is received: never without the receive in one batch.
+                # In one batch, because a send may block until its peer receives.
                 peer = exchange.source if exchange.nbytes else exchange.to
                 transfer.works = [(work, peer) for work in dist.batch_isend_irecv(batch)]
 
+    def _operation(self, kind: Any, tensor: Tensor, peer: int) -> Any:
+        return dist.P2POp(kind, tensor, group=self._group, group_peer=peer)
+
     def _wait(self, exchange: Exchange, transfer: Transfer) -> None:
-        # Waits may come from another thread, whose current stream is not that of the post.
+        # The thread that waits may have another current stream than the one that posted.
         with torch.cuda.stream(transfer.stream):
             if self.blocking:
                 super()._wait(exchange, transfer)
@@ -131,7 +128,21 @@ class NCCLTransport(ProcessGroupTransport):
                     self._fail(self._translate(error, exchange, peer), error)
 
     def _close(self, error: TransportError | None) -> None:
-        if error is None and not self._lifecycle.closed and self._group is not None:
+        if error is None and self._group is not None:
             # Waits were in stream order; giving the group up must not overtake its last bytes.
-            torch.cuda.synchronize(self._device)
+            self._synchronize()
         super()._close(error)
+
+    # Everything that needs a CUDA device, so that the rest can be tested without one.
+
+    def _current_device(self) -> torch.device:
+        return torch.device("cuda", torch.cuda.current_device())
+
+    @contextlib.contextmanager
+    def _current_stream(self) -> Iterator[Any]:
+        """The stream in whose order a post works; threads have a current device each."""
+        with torch.cuda.device(self._device):
+            yield torch.cuda.current_stream()
+
+    def _synchronize(self) -> None:
+        torch.cuda.synchronize(self._device)

@@ -77,7 +77,7 @@ class DynamiQEncoding(Encoding[Tensor]):
         self._units = self._deal.units(self.energies)
         ordered = self.energies[self._units.clamp(min=0).view(-1)].view(self._units.shape)
         ordered = torch.where(self._units >= 0, ordered, 0.0).flatten(0, 1)
-        sizes = torch.tensor(self._bytes, device=device)
+        sizes = torch.tensor(self._bytes, dtype=torch.int64, device=device)
         cuts = threshold_cuts(ordered, sizes, self.quantizer.widths)
         self.cuts = cuts.view(n, self._deal.tiles, -1)
 
@@ -150,7 +150,7 @@ class DynamiQEncoding(Encoding[Tensor]):
             rows.clamp_(-limit, limit)
         rows[self._contaminated[units]] = torch.nan
         if chunk is None:
-            self.layout.unpad(rows, out)
+            self.layout.unpad(rows.view(n, -1), out)
         else:
             out.copy_(rows.view(-1)[: out.numel()])
 
