@@ -17,6 +17,7 @@ from dynamiq.core.message import Call
 from dynamiq.core.registry import compressors
 from dynamiq.core.request import Request
 from dynamiq.core.settings import Settings
+from dynamiq.core.streams import Fence
 from dynamiq.core.topology import Schedule
 from dynamiq.core.transport import Transport
 from dynamiq.core.verification import Verification
@@ -81,7 +82,7 @@ class Session:
             # The same key makes the verification wait for what it verifies.
             key = key or f"call {collective.call.number}"
         handle = self.executor.run(
-            self._reduce(request, collective, verification),
+            self._reduce(request, collective, verification, Fence(request.tensor)),
             collective.call.number,
             key,
             lambda result, meter: self._conclude(request, collective, skip, result, meter),
@@ -130,8 +131,13 @@ class Session:
         )
 
     def _reduce(
-        self, request: Request, collective: Collective, verification: Verification | None
+        self,
+        request: Request,
+        collective: Collective,
+        verification: Verification | None,
+        fence: Fence,
     ) -> Algorithm[Tensor]:
+        fence.enter()
         key = request.key if collective.compressor.stateful else None
         if key is not None:
             # Read now, not when the request was made: an earlier call may have been in flight.
@@ -142,7 +148,9 @@ class Session:
             self._states[key] = state
         if verification is not None:
             verification.keep(out)
-        return request.deliver(out)
+        result = request.deliver(out)
+        fence.leave()
+        return result
 
     def _conclude(
         self,

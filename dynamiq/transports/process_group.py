@@ -4,11 +4,11 @@ import contextlib
 import re
 import time
 from abc import abstractmethod
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, ClassVar, NoReturn
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -25,13 +25,13 @@ _LOST = re.compile(r"closed|closure|reset|refused|broken pipe|not connected|abor
 _COLLATERAL = "Application timeout caused pair closure"
 _SOURCE_POSITION = re.compile(r"^\[\S+:\d+\] ")
 # How a store says for which rank's address a group waited in vain.
-_MISSING_RANK = re.compile(r"keys: \S*/(\d+)\b")
+_MISSING_RANK = re.compile(r"keys: [^,]*/(\d+)")
 
 # Stands for a given group in an unpickled transport: a process group cannot travel.
 _NOT_PICKLED = object()
 
 # How many transports have used a group so far: each has tags of its own there.
-_users_of_group: Counter[str] = Counter()
+_users_of_group: "WeakKeyDictionary[dist.ProcessGroup, int]" = WeakKeyDictionary()
 
 
 @dataclass(eq=False)
@@ -218,11 +218,11 @@ class ProcessGroupTransport(Transport):
 
         In passing the ranks agree on the first tag that no earlier transport uses on this group.
         """
-        name = self._group.group_name
-        facts = self._all_gather(torch.tensor([len(hello), _users_of_group[name]]))
+        earlier = _users_of_group.get(self._group, 0)
+        facts = self._all_gather(torch.tensor([len(hello), earlier]))
         lengths = [int(fact[0]) for fact in facts]
         earlier = max(int(fact[1]) for fact in facts)
-        _users_of_group[name] = earlier + 1
+        _users_of_group[self._group] = earlier + 1
         self._first_tag = earlier * self.channels
         padded = torch.zeros(max(lengths), dtype=torch.uint8)
         padded[: len(hello)] = torch.tensor(list(hello), dtype=torch.uint8)
