@@ -85,7 +85,7 @@ class Pipeline:
     def _begin(self) -> None:
         self._lock = threading.RLock()
         self._session = Session(self.settings, self.transport)
-        self._buckets: Any = None
+        self._buckets: dict[str, Any] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle what it was built with: no group, thread, state or count."""
@@ -200,15 +200,17 @@ class Pipeline:
 
         Asynchronous: backward goes on, several buckets may be in flight. The first
         ``start_step`` steps, sparse and complex buckets travel uncompressed and are counted in
-        ``metrics().skips``.
+        ``metrics().skips``. Models that share a pipeline are told apart by ``state``: register
+        each with a string of its own instead of None.
         """
         from dynamiq.integrations import ddp
 
-        with self._lock:
-            if self._buckets is None:
-                self._buckets = ddp.Buckets(self.settings)
-            buckets: ddp.Buckets = self._buckets
-            return buckets.reduce(self._session, bucket)
+        inputs.check_not_capturing()
+        model = state if isinstance(state, str) else ""
+        if model not in self._buckets:
+            self._buckets[model] = ddp.Buckets(self.settings, model)
+        buckets: ddp.Buckets = self._buckets[model]
+        return buckets.reduce(self._start, bucket)
 
     def metrics(self) -> Metrics:
         """Return this rank's totals so far; works on a closed pipeline."""
@@ -216,13 +218,17 @@ class Pipeline:
 
     def close(self) -> None:
         """Wait for calls in flight, then end the worker and the transport; idempotent."""
-        self._session.executor.close()
+        with self._lock:
+            self._session.executor.close()
 
     def _call(self, request: Request, async_op: bool) -> Handle | None:
         inputs.check_not_capturing()
-        with self._lock:
-            handle = self._session.start(request, background=async_op)
         if async_op:
-            return handle
-        handle.wait()
+            return self._start(request, background=True)
+        self._session.executor.check_may_block()
+        self._start(request, background=False).wait()
         return None
+
+    def _start(self, request: Request, *, background: bool) -> Handle:
+        with self._lock:
+            return self._session.start(request, background=background)

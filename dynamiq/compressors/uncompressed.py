@@ -27,8 +27,9 @@ class Uncompressed(Compressor):
     """Entries as FP64, FP32, BF16 or FP16, accumulated in FP32 (FP64 in FP64).
 
     Values are rounded to nearest once per hop. FP32 sums of integers are exact, and a mean is
-    their exact quotient's nearest FP32. FP16 divides a mean before the first hop, since a sum of
-    n ranks may exceed 65504. Contamination unit: the entry.
+    their exact quotient's nearest FP32. For a mean, entries are divided by a power of two, at
+    least n, before the first hop, and by what is left of n at the end: exact but for subnormal
+    numbers, and no sum leaves the format's range. Contamination unit: the entry.
     """
 
     kind: Literal["uncompressed"] = "uncompressed"
@@ -57,8 +58,9 @@ class UncompressedEncoding(DenseEncoding):
         """Bind to a layout, a call and a dtype."""
         super().__init__(layout, call)
         self.wire_dtype = wire_dtype
-        if wire_dtype is torch.float16:
-            self.divisor = 1
+        # 2^k, the least not below the divisor.
+        self._first_divisor = 2.0 ** (call.divisor - 1).bit_length()
+        self.divisor = call.divisor / self._first_divisor
         if wire_dtype is torch.float64:
             self.work_dtype = torch.float64
 
@@ -67,9 +69,8 @@ class UncompressedEncoding(DenseEncoding):
         return count * self.wire_dtype.itemsize
 
     def load(self, x: Tensor, rank: int) -> Tensor:
-        """Copy; FP16 divides here instead of in ``store``."""
-        work = super().load(x, rank)
-        return work.div_(self.call.divisor) if self.divisor != self.call.divisor else work
+        """Copy and scale into range."""
+        return super().load(x, rank).div_(self._first_divisor)
 
     def write_values(self, values: Tensor, message: Message, entry: int, out: Tensor) -> None:
         """Round to nearest."""

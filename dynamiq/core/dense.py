@@ -21,7 +21,7 @@ class DenseEncoding(Encoding[Tensor]):
     """
 
     work_dtype = torch.float32
-    divisor: int
+    divisor: float
     """What :meth:`store` divides by."""
 
     def __init__(self, layout: Layout, call: Call) -> None:

@@ -179,6 +179,10 @@ class Interleaved:
             wait_name = f"{name}-wait-{i}"
             threading.Thread(target=self._wait, args=(waits,), name=wait_name, daemon=True).start()
 
+    def is_this_thread(self) -> bool:
+        """Return whether the caller runs in the worker."""
+        return threading.current_thread() is self._thread
+
     def submit(self, job: Job) -> None:
         """Queue a job."""
         self._events.put(lambda: self._pending.append(job))
@@ -186,7 +190,7 @@ class Interleaved:
     def close(self) -> None:
         """End the threads once all submitted jobs have ended, and wait for that."""
         self._events.put(lambda: setattr(self, "_closing", True))
-        if threading.current_thread() is not self._thread:
+        if not self.is_this_thread():
             self._thread.join()
 
     def _run(self) -> None:

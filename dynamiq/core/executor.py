@@ -8,7 +8,7 @@ from torch import Tensor
 
 from dynamiq.core.collective import Algorithm
 from dynamiq.core.drivers import Interleaved, Job, Meter, blocking
-from dynamiq.core.errors import ClosedError
+from dynamiq.core.errors import ClosedError, DynamiqError, InputError
 from dynamiq.core.handle import Handle
 from dynamiq.core.transport import Transport
 
@@ -28,40 +28,51 @@ class Executor:
 
     def check_open(self) -> None:
         """Raise the first failure again, or ClosedError after :meth:`close`."""
-        if self._error is not None:
+        if isinstance(self._error, Exception):
             raise self._error
+        if self._error is not None:
+            raise ClosedError(
+                f"the pipeline was closed when {type(self._error).__name__} interrupted a call; "
+                f"build a new one, with a new transport"
+            ) from self._error
+
+    def check_may_block(self) -> None:
+        """Raise InputError in the worker thread, which would wait for itself."""
+        if self._worker is not None and self._worker.is_this_thread():
+            raise InputError(
+                "a blocking collective was called inside a callback of a call's future, in the "
+                "thread that runs all calls; use async_op=True there"
+            )
 
     def run(
         self,
-        algorithm: Algorithm[Tensor],
+        algorithm: Algorithm[Tensor | DynamiqError],
         number: int,
         key: str | None,
-        conclude: Callable[[Tensor, Meter], None],
+        conclude: Callable[[Any, Meter], None],
         *,
         background: bool,
     ) -> Handle:
         """Run an algorithm on the channel of its call number.
 
         Args:
-            algorithm: Returns the result.
+            algorithm: Returns the result; or an error, with which the call has ended on every
+                rank alike, so that nothing needs to be closed.
             number: The call number.
             key: Calls with the same key never overlap.
-            conclude: Called with the result and the meter before the handle ends; what it raises
-                is the handle's error but closes nothing.
+            conclude: Called with the result and the meter before the handle ends.
             background: Return before the call has ended.
         """
-        handle = Handle()
+        handle = Handle(self.check_may_block)
         meter = Meter()
 
-        def finish(result: Tensor | None, error: BaseException | None) -> None:
-            if error is None:
-                assert result is not None
-                try:
-                    conclude(result, meter)
-                except Exception as refusal:  # noqa: BLE001 - raised where the handle is awaited
-                    result, error = None, refusal
-            else:
+        def finish(result: Any, error: BaseException | None) -> None:
+            if error is not None:
                 self.fail(error)
+            else:
+                conclude(result, meter)
+            if isinstance(result, DynamiqError):
+                result, error = None, result
             handle.finish(result, error)
 
         if background and self._worker is None:

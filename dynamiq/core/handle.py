@@ -1,6 +1,7 @@
 """A call in flight, as its caller sees it."""
 
 import threading
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -9,8 +10,13 @@ from torch import Tensor
 class Handle:
     """An asynchronous call: wait for it, or hand its future to DDP."""
 
-    def __init__(self) -> None:
-        """Create a call that has not ended."""
+    def __init__(self, check_may_block: Callable[[], None]) -> None:
+        """Create a call that has not ended.
+
+        Args:
+            check_may_block: Raises where waiting would never end.
+        """
+        self._check_may_block = check_may_block
         self._ended = threading.Event()
         self._result: Tensor | None = None
         self._error: BaseException | None = None
@@ -26,7 +32,10 @@ class Handle:
         Raises:
             TimeoutError: It has not ended within ``timeout_s``; it goes on.
             DynamiqError: The call failed.
+            InputError: Called in a callback of another call's future, where it would never end.
         """
+        if not self.done():
+            self._check_may_block()
         if not self._ended.wait(timeout_s):
             raise TimeoutError(f"the call has not ended within {timeout_s} s; it goes on")
         return self._outcome()

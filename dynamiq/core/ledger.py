@@ -1,5 +1,6 @@
 """What a pipeline has done so far: counted call by call, reported as one value."""
 
+import math
 import threading
 from collections import Counter
 from collections.abc import Mapping
@@ -75,12 +76,16 @@ class Ledger:
                 self._skips[skip] += 1
 
     def record_verification(self, meter: Meter, error: float, norm: float) -> None:
-        """Add one verified call: squared error and squared norm of the exact result."""
+        """Add one verified call: squared error and squared norm of the exact result.
+
+        A non-finite call has no error; only its bytes count.
+        """
         with self._lock:
             self._verification_bytes += meter.bytes_sent
-            self._error += error
-            self._norm += norm
-            self._verified += 1
+            if math.isfinite(error) and math.isfinite(norm):
+                self._error += error
+                self._norm += norm
+                self._verified += 1
 
     def metrics(self) -> Metrics:
         """Return the totals as they are now."""

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from dynamiq.core.errors import InputError
 from dynamiq.core.inputs import Op
+from dynamiq.core.layout import Layout
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,7 @@ class Request:
         name: What error messages call it.
         bounds: Chunk boundaries of a reduce-scatter, or None.
         skip: Why it must travel uncompressed, or None.
+        contents: What the tensor is made of, for messages about its values.
     """
 
     collective: str
@@ -31,6 +33,7 @@ class Request:
     name: str
     bounds: tuple[int, ...] | None = None
     skip: str | None = None
+    contents: str = ""
 
     @property
     def description(self) -> str:
@@ -64,6 +67,7 @@ def check_slices(
     """
     if bounds is None:
         bounds = tuple(output.numel() * r for r in range(world_size + 1))
+    bounds = tuple(bounds)
     if output.dtype is not tensor.dtype or output.device != tensor.device:
         raise InputError(
             f"output is {output.dtype} on {output.device}, input is {tensor.dtype} on "
@@ -77,6 +81,7 @@ def check_slices(
             f"{world_size} ranks end at {bounds[-1]}; pad the input to a multiple of the world "
             f"size, or give bounds"
         )
+    Layout(tensor.numel(), world_size, bounds=bounds)
     expected = bounds[rank + 1] - bounds[rank]
     if output.numel() != expected:
         raise InputError(

@@ -8,7 +8,6 @@ from torch import Tensor
 from dynamiq.core.agreement import check_hellos
 from dynamiq.core.collective import Algorithm, Collective
 from dynamiq.core.compressor import Compressor, State
-from dynamiq.core.drivers import Meter
 from dynamiq.core.errors import InputError, NonFiniteError
 from dynamiq.core.executor import Executor
 from dynamiq.core.handle import Handle
@@ -51,8 +50,10 @@ class Session:
         """Join the group once and check that all ranks have the same settings."""
         self.executor.check_open()
         if self._schedule is None:
+            # A transport that cannot be joined decides itself whether it may be tried again.
+            hellos = self.transport.connect(self.settings.model_dump_json().encode())
             try:
-                check_hellos(self.transport.connect(self.settings.model_dump_json().encode()))
+                check_hellos(hellos)
                 self._schedule = self.settings.topology.schedule(self.transport.world_size)
             except BaseException as error:
                 self.executor.fail(error)
@@ -82,10 +83,16 @@ class Session:
             # The same key makes the verification wait for what it verifies.
             key = key or f"call {collective.call.number}"
         handle = self.executor.run(
-            self._reduce(request, collective, verification, Fence(request.tensor)),
+            self._reduce(
+                request,
+                collective,
+                verification,
+                self._alarm(request, schedule),
+                Fence(request.tensor),
+            ),
             collective.call.number,
             key,
-            lambda result, meter: self._conclude(request, collective, skip, result, meter),
+            lambda _, meter: self.ledger.record(meter, collective.volume, skip),
             background=background,
         )
         if verification is not None:
@@ -130,13 +137,23 @@ class Session:
             request, self._collective(exact, _uncompressed(torch.float64), schedule)
         )
 
+    def _alarm(self, request: Request, schedule: Schedule) -> Collective | None:
+        """Return the one-entry collective that tells all ranks of a non-finite result."""
+        if self.settings.on_nonfinite == "propagate":
+            return None
+        bad = torch.empty(1, device=request.tensor.device)
+        name = f"whether {request.name} is finite"
+        small = Request("all_reduce", bad, None, "sum", None, name)
+        return self._collective(small, _uncompressed(torch.float32), schedule)
+
     def _reduce(
         self,
         request: Request,
         collective: Collective,
         verification: Verification | None,
+        alarm: Collective | None,
         fence: Fence,
-    ) -> Algorithm[Tensor]:
+    ) -> Algorithm[Tensor | NonFiniteError]:
         fence.enter()
         key = request.key if collective.compressor.stateful else None
         if key is not None:
@@ -150,22 +167,16 @@ class Session:
             verification.keep(out)
         result = request.deliver(out)
         fence.leave()
+        if alarm is not None:
+            bad = (~torch.isfinite(out)).any().float().view(1)
+            yield from alarm.run(bad, bad)
+            if bad.item():
+                return NonFiniteError(
+                    f"{request.name}: the reduced tensor holds a NaN or an infinity (an input on "
+                    f"some rank did, or the sum overflowed); every rank raises this"
+                    f"{request.contents and f'. The tensor holds {request.contents}'}"
+                )
         return result
-
-    def _conclude(
-        self,
-        request: Request,
-        collective: Collective,
-        skip: str | None,
-        result: Tensor,
-        meter: Meter,
-    ) -> None:
-        self.ledger.record(meter, collective.volume, skip)
-        if self.settings.on_nonfinite == "raise" and not torch.isfinite(result).all():
-            raise NonFiniteError(
-                f"{request.name}: the reduced tensor holds a NaN or an infinity (an input on some "
-                f"rank did, or the sum overflowed); every rank raises this"
-            )
 
 
 def _uncompressed(dtype: torch.dtype) -> Compressor:

@@ -3,17 +3,24 @@
 import hashlib
 from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
+from dynamiq.core.handle import Handle
 from dynamiq.core.request import Request
-from dynamiq.core.session import Session
 from dynamiq.core.settings import Settings
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import GradBucket
+
+
+class Start(Protocol):
+    """Starts a request on the pipeline."""
+
+    def __call__(self, request: Request, *, background: bool) -> Handle:
+        """Return the call in flight."""
 
 
 class Buckets:
@@ -24,13 +31,14 @@ class Buckets:
     among equal ones in the step.
     """
 
-    def __init__(self, settings: Settings) -> None:
-        """Begin before the first step."""
+    def __init__(self, settings: Settings, model: str) -> None:
+        """Begin before the first step; ``model`` tells it from others on the same pipeline."""
         self.settings = settings
+        self.model = model
         self.step = -1
         self._seen: Counter[str] = Counter()
 
-    def reduce(self, session: Session, bucket: "GradBucket") -> torch.futures.Future[Tensor]:
+    def reduce(self, start: Start, bucket: "GradBucket") -> torch.futures.Future[Tensor]:
         """Start averaging a bucket in place; the future holds its buffer."""
         if bucket.index() == 0:
             self.step += 1
@@ -42,19 +50,25 @@ class Buckets:
             skip = "complex"
         elif self.settings.compresses and self.step < self.settings.start_step:
             skip = "warm-up"
-        request = Request("all_reduce", buffer, None, "mean", self._key(bucket), name, skip=skip)
+        shapes = [str(list(p.shape)) for p in parameters]
+        more = f" and {len(shapes) - 8} more" if len(shapes) > 8 else ""
+        contents = f"the gradients of parameters of shapes {', '.join(shapes[:8])}{more}"
+        key = self._key(bucket)
+        request = Request(
+            "all_reduce", buffer, None, "mean", key, name, skip=skip, contents=contents
+        )
         if buffer.is_sparse:
-            return _reduce_sparse(session, request)
-        return session.start(request, background=True).future()
+            return _reduce_sparse(start, request)
+        return start(request, background=True).future()
 
     def _key(self, bucket: "GradBucket") -> str:
         shapes = ";".join(f"{p.dtype}{list(p.shape)}" for p in bucket.parameters())
         digest = hashlib.blake2b(shapes.encode(), digest_size=8).hexdigest()
         self._seen[digest] += 1
-        return f"{digest}-{self._seen[digest]}"
+        return f"{self.model}-{digest}-{self._seen[digest]}"
 
 
-def _reduce_sparse(session: Session, request: Request) -> torch.futures.Future[Tensor]:
+def _reduce_sparse(start: Start, request: Request) -> torch.futures.Future[Tensor]:
     """Average a sparse bucket: agree on the rows that any rank has, then reduce these densely."""
     sparse = request.tensor.coalesce()
     shape, leading = sparse.shape, sparse.sparse_dim()
@@ -65,13 +79,13 @@ def _reduce_sparse(session: Session, request: Request) -> torch.futures.Future[T
     present = torch.zeros(sizes.numel(), device=sparse.device)
     present[rows] = 1.0
     part = replace(request, key=None, skip="sparse", op="sum", tensor=present)
-    session.start(part, background=True).wait()
+    start(part, background=True).wait()
     union = present.nonzero()[:, 0]
     values = torch.zeros(len(union), *shape[leading:], dtype=sparse.dtype, device=sparse.device)
     values[torch.searchsorted(union, rows)] = sparse.values()
     indices = torch.stack(torch.unravel_index(union, sizes))
     part = replace(part, op="mean", tensor=values)
-    future = session.start(part, background=True).future()
+    future = start(part, background=True).future()
     return future.then(
         lambda ended: torch.sparse_coo_tensor(indices, ended.value(), shape, is_coalesced=True)
     )

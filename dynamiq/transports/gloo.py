@@ -51,8 +51,7 @@ class GlooTransport(ProcessGroupTransport):
                 raise self._nobody_came(whom, str(error).split("\n", 1)[0]) from error
         return super()._introduce(hello)
 
-    def _start(self, exchange: Exchange, transfer: Transfer) -> None:
-        group = self._group
+    def _start(self, group: Any, exchange: Exchange, transfer: Transfer) -> None:
         tag = _FIRST_TAG + self._first_tag + exchange.channel
         if exchange.nbytes:
             # Before the send: two ranks that send first to each other get half the rate.

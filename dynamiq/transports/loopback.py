@@ -143,7 +143,7 @@ class LoopbackTransport(Transport):
         exchange.check(self.world_size, self.channels)
         wire = self._wire
         with wire.changed:
-            self._lifecycle.require_open(str(exchange))
+            self._lifecycle.require_open(exchange.label)
             receive = _Receive() if nbytes else None
             if receive is not None:
                 box = wire.boxes[source, self.rank, channel]
@@ -163,7 +163,7 @@ class LoopbackTransport(Transport):
 
         def wait() -> Tensor | None:
             if receive is None:
-                self._lifecycle.require_open(str(exchange))
+                self._lifecycle.require_open(exchange.label)
                 return None
             with wire.changed:
                 self._block_until(lambda: receive.payload is not None, source, exchange)
@@ -183,7 +183,7 @@ class LoopbackTransport(Transport):
         wire = self._wire
         deadline = time.monotonic() + wire.timeout_s
         while True:
-            self._lifecycle.require_open(str(exchange))
+            self._lifecycle.require_open(exchange.label)
             if done():
                 return
             if peer in wire.closed:

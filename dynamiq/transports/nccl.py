@@ -94,26 +94,23 @@ class NCCLTransport(ProcessGroupTransport):
             )
         return hellos
 
-    def _start(self, exchange: Exchange, transfer: Transfer) -> None:
+    def _start(self, group: Any, exchange: Exchange, transfer: Transfer) -> None:
         batch = []
         with self._batch, self._current_stream() as transfer.stream:
             if exchange.nbytes:
                 received = torch.empty(exchange.nbytes, dtype=torch.uint8, device=self._device)
                 transfer.received = received
-                batch.append(self._operation(dist.irecv, received, exchange.source))
+                batch.append(_operation(dist.irecv, received, group, exchange.source))
             if exchange.payload is not None:
                 sent = transfer.sent = exchange.payload.detach().to(self._device)
                 if transfer.stream is not None:
                     # Memory of another stream must not be used again before this one has waited.
                     sent.record_stream(transfer.stream)
-                batch.append(self._operation(dist.isend, sent, exchange.to))
+                batch.append(_operation(dist.isend, sent, group, exchange.to))
             if batch:
                 # In one batch, because a send may block until its peer receives.
                 peer = exchange.source if exchange.nbytes else exchange.to
                 transfer.works = [(work, peer) for work in dist.batch_isend_irecv(batch)]
-
-    def _operation(self, kind: Any, tensor: Tensor, peer: int) -> Any:
-        return dist.P2POp(kind, tensor, group=self._group, group_peer=peer)
 
     def _wait(self, exchange: Exchange, transfer: Transfer) -> None:
         # The thread that waits may have another current stream than the one that posted.
@@ -146,3 +143,7 @@ class NCCLTransport(ProcessGroupTransport):
 
     def _synchronize(self) -> None:
         torch.cuda.synchronize(self._device)
+
+
+def _operation(kind: Any, tensor: Tensor, group: Any, peer: int) -> Any:
+    return dist.P2POp(kind, tensor, group=group, group_peer=peer)

@@ -126,12 +126,15 @@ class ProcessGroupTransport(Transport):
         self._lifecycle.require_open(label)
         exchange = Exchange(self.rank, send, to, nbytes, source, channel, label)
         exchange.check(self.world_size, self.channels)
+        group = self._group
+        if group is None:  # Another thread has just closed; torch would take the default group.
+            raise self._lifecycle.closed_error(label)
         transfer = Transfer()
         self._under_way.add(transfer)
         try:
-            self._start(exchange, transfer)
+            self._start(group, exchange, transfer)
         except Exception as error:  # noqa: BLE001 - backends raise anything
-            peer = to if exchange.payload is not None else source
+            peer = source if nbytes and not transfer.works else to
             self._fail(self._translate(error, exchange, peer), error)
 
         def wait() -> Tensor | None:
@@ -163,7 +166,7 @@ class ProcessGroupTransport(Transport):
         return f"{type(self).__name__}({group}timeout_s={self.timeout_s:g})"
 
     @abstractmethod
-    def _start(self, exchange: Exchange, transfer: Transfer) -> None:
+    def _start(self, group: Any, exchange: Exchange, transfer: Transfer) -> None:
         """Start a checked exchange, the receive first, and note it in ``transfer``."""
 
     def _wait(self, exchange: Exchange, transfer: Transfer) -> None:
@@ -195,7 +198,14 @@ class ProcessGroupTransport(Transport):
                 f"{name}.connect: this transport was made for a given group and then pickled, "
                 f"which no process group survives: build it in the process that connects it"
             )
-        if dist.get_rank(self._asked) < 0:
+        try:
+            rank = dist.get_rank(self._asked)
+        except ValueError as error:
+            raise TransportError(
+                f"{name}.connect: the given group is not known to torch.distributed (any more): "
+                f"was it destroyed?"
+            ) from error
+        if rank < 0:
             raise TransportError(
                 f"{name}.connect: rank {dist.get_rank()} of the default group is not in the given "
                 f"group; only its members may connect"
@@ -268,7 +278,8 @@ class ProcessGroupTransport(Transport):
     def _fail(self, error: DynamiqError, cause: Exception) -> NoReturn:
         if isinstance(error, TransportError):
             self._close(error)
-            raise error from (cause if error is not cause else None)
+            if error is not cause:
+                raise error from cause
         raise error
 
     def _close(self, error: TransportError | None) -> None:
@@ -282,6 +293,7 @@ class ProcessGroupTransport(Transport):
         # It is gone already if the default group, and all others with it, was destroyed before.
         with contextlib.suppress(ValueError, AssertionError):
             dist.destroy_process_group(group)
+        self._under_way.clear()
 
 
 def _reason(error: Exception) -> str:

@@ -146,7 +146,7 @@ class DynamiQEncoding(Encoding[Tensor]):
         rows.div_(self._factor[units, None])
         if divisor == n:
             # A mean lies within the dtype's range; its quantised value may not.
-            limit = torch.finfo(out.dtype).max
+            limit = min(torch.finfo(out.dtype).max, torch.finfo(rows.dtype).max)
             rows.clamp_(-limit, limit)
         rows[self._contaminated[units]] = torch.nan
         if chunk is None:
