@@ -32,7 +32,12 @@ from dynamiq.core.layout import Layout
 from dynamiq.core.ledger import Metrics
 from dynamiq.core.message import Call, Message
 from dynamiq.core.metrics import ErrorReport, measure_error, vnmse
-from dynamiq.core.registry import AnyCompressor, AnyTopology, compressors, topologies
+from dynamiq.core.registry import (
+    AnyCompressor,
+    AnyTopology,
+    compressor_registry,
+    topology_registry,
+)
 from dynamiq.core.topology import Hop, Schedule, Step, Topology
 from dynamiq.core.transport import Transport
 from dynamiq.pipeline import Pipeline
@@ -75,8 +80,8 @@ __all__ = [
     "Transport",
     "TransportError",
     "Uncompressed",
-    "compressors",
+    "compressor_registry",
     "measure_error",
-    "topologies",
+    "topology_registry",
     "vnmse",
 ]

@@ -18,14 +18,14 @@ from dynamiq import (
     Ring,
     Schedule,
     State,
-    compressors,
+    compressor_registry,
     measure_error,
 )
 
 BLOCK = 64
 
 
-@compressors.register
+@compressor_registry.register
 class Int8Compressor(Compressor):
     """INT8 codes, rounded to nearest, scaled by each block's maximum at every hop."""
 
@@ -48,7 +48,7 @@ class Int8Compressor(Compressor):
 class Int8Encoding(DenseEncoding):
     """A payload is the codes of all entries, then the scales of all blocks."""
 
-    def value_bytes(self, count: int) -> int:
+    def value_bytes(self, count: int, message: Message) -> int:
         return count + 4 * -(-count // BLOCK)
 
     def write_values(self, values: Tensor, message: Message, entry: int, out: Tensor) -> None:

@@ -9,7 +9,7 @@ from dynamiq.core.compressor import Compressor, State
 from dynamiq.core.dense import DenseEncoding
 from dynamiq.core.layout import Layout
 from dynamiq.core.message import Call, Message
-from dynamiq.core.registry import compressors
+from dynamiq.core.registry import compressor_registry
 from dynamiq.core.topology import Schedule
 
 Format = Literal["fp64", "fp32", "bf16", "fp16"]
@@ -22,7 +22,7 @@ _DTYPES = {
 }
 
 
-@compressors.register
+@compressor_registry.register
 class Uncompressed(Compressor):
     """Entries as FP64, FP32, BF16 or FP16, accumulated in FP32 (FP64 in FP64).
 
@@ -64,7 +64,7 @@ class UncompressedEncoding(DenseEncoding):
         if wire_dtype is torch.float64:
             self.work_dtype = torch.float64
 
-    def value_bytes(self, count: int) -> int:
+    def value_bytes(self, count: int, message: Message) -> int:
         """As many as the dtype has."""
         return count * self.wire_dtype.itemsize
 

@@ -32,12 +32,12 @@ class DenseEncoding(Encoding[Tensor]):
         self.divisor = call.divisor
 
     @abstractmethod
-    def value_bytes(self, count: int) -> int:
+    def value_bytes(self, count: int, message: Message) -> int:
         """Return how many bytes ``count`` entries take (whole units but for a chunk's tail)."""
 
     @abstractmethod
     def write_values(self, values: Tensor, message: Message, entry: int, out: Tensor) -> None:
-        """Write float32[count] to out: uint8[value_bytes(count)].
+        """Write float32[count] to out: uint8[value_bytes(count, message)].
 
         ``entry`` is the index of the first one in the padded bucket.
         """
@@ -53,7 +53,7 @@ class DenseEncoding(Encoding[Tensor]):
     def payload_bytes(self, message: Message, positions: range) -> int:
         """Bytes of the true entries in these positions."""
         start, stop = self._span(message.chunk, positions)
-        return self.value_bytes(stop - start)
+        return self.value_bytes(stop - start, message)
 
     def load(self, x: Tensor, rank: int) -> Tensor:
         """Copy x[d] into the padded bucket."""

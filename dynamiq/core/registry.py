@@ -81,10 +81,10 @@ def _kind_of(cls: type[Description]) -> str:
     return str(field.default)
 
 
-compressors: Registry[Compressor] = Registry("dynamiq.compressors")
-topologies: Registry[Topology] = Registry("dynamiq.topologies")
+compressor_registry: Registry[Compressor] = Registry("dynamiq.compressors")
+topology_registry: Registry[Topology] = Registry("dynamiq.topologies")
 
-AnyCompressor = Annotated[SerializeAsAny[Compressor], BeforeValidator(compressors.read)]
+AnyCompressor = Annotated[SerializeAsAny[Compressor], BeforeValidator(compressor_registry.read)]
 """Field type for a compressor inside another one."""
-AnyTopology = Annotated[SerializeAsAny[Topology], BeforeValidator(topologies.read)]
+AnyTopology = Annotated[SerializeAsAny[Topology], BeforeValidator(topology_registry.read)]
 """Field type for a topology inside another one."""

@@ -13,7 +13,7 @@ from dynamiq.core.executor import Executor
 from dynamiq.core.handle import Handle
 from dynamiq.core.ledger import Ledger
 from dynamiq.core.message import Call
-from dynamiq.core.registry import compressors
+from dynamiq.core.registry import compressor_registry
 from dynamiq.core.request import Request
 from dynamiq.core.settings import Settings
 from dynamiq.core.streams import Fence
@@ -180,4 +180,4 @@ class Session:
 
 
 def _uncompressed(dtype: torch.dtype) -> Compressor:
-    return compressors.read({"kind": "uncompressed", "format": _FORMATS[dtype]})
+    return compressor_registry.read({"kind": "uncompressed", "format": _FORMATS[dtype]})

@@ -27,7 +27,7 @@ class StatisticsEncoding(DenseEncoding):
         self.reduction = statistics.reduction
         self.wire_dtype = torch.bfloat16 if statistics.format == "bf16" else torch.float32
 
-    def value_bytes(self, count: int) -> int:
+    def value_bytes(self, count: int, message: Message) -> int:
         """Two or four bytes each."""
         return count * self.wire_dtype.itemsize
 

@@ -10,11 +10,11 @@ from itertools import pairwise
 from typing import Literal
 
 from dynamiq.core.message import Message
-from dynamiq.core.registry import topologies
+from dynamiq.core.registry import topology_registry
 from dynamiq.core.topology import Hop, Step, Topology
 
 
-@topologies.register
+@topology_registry.register
 class Butterfly(Topology):
     """Reduce-scatter and all-gather with circulant halving, for every world size.
 

@@ -3,11 +3,11 @@
 from typing import Literal
 
 from dynamiq.core.message import Message
-from dynamiq.core.registry import topologies
+from dynamiq.core.registry import topology_registry
 from dynamiq.core.topology import Hop, Step, Topology
 
 
-@topologies.register
+@topology_registry.register
 class Ring(Topology):
     """Reduce-scatter and all-gather along a ring, for every world size.
 

@@ -12,7 +12,7 @@ from dynamiq.core.compressor import Compressor, State, Statistics
 from dynamiq.core.errors import ConfigurationError
 from dynamiq.core.layout import Layout
 from dynamiq.core.message import Call
-from dynamiq.core.registry import compressors
+from dynamiq.core.registry import compressor_registry
 from dynamiq.core.topology import Schedule
 from dynamiq.kernels import ops
 from dynamiq.kernels.wire import (
@@ -27,7 +27,7 @@ from dynamiq.kernels.wire import (
 WIDTHS = (1, 2, 4, 8, 16)
 
 
-@compressors.register
+@compressor_registry.register
 class DynamiQCompressor(Compressor):
     """Variable bit widths per supergroup of 256 entries under a mean bit budget.
 
