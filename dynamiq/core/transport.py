@@ -45,7 +45,10 @@ class Transport(ABC):
         be written before the returned function was called; that function waits for both and
         returns the received uint8[nbytes], or None if nbytes is 0.
 
+        On CUDA the bytes may be used on the stream that was current here.
+
         Raises:
+            InputError: A peer or channel does not exist, or the payload is not uint8[m].
             PeerLostError: A connection broke (also from the returned function).
             PeerTimeoutError: Nothing moved within the timeout; names the peer waited for.
             ClosedError: The transport was closed, by the user or after an error.
@@ -53,4 +56,7 @@ class Transport(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Stop using the group, for good. Idempotent; wakes nobody else."""
+        """Stop using the group, for good; idempotent.
+
+        Waits of this rank end in ClosedError; waits of peers for it may end in PeerLostError.
+        """

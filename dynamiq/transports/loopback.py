@@ -79,6 +79,9 @@ class LoopbackTransport(Transport):
         """Use :meth:`world` instead; ``wire`` is what the ranks of one world share."""
         self.rank = rank
         self.world_size = wire.world_size
+        if wire.rendezvous:
+            # One worker that blocks in a send for one call cannot post another call's receive.
+            self.channels = 1
         self._wire = wire
         self._lifecycle = Lifecycle()
 
@@ -91,7 +94,7 @@ class LoopbackTransport(Transport):
         Args:
             world_size: Number of ranks, at least 1.
             rendezvous: Whether a send blocks inside ``post`` until its receive is posted, as NCCL
-                may do; finds programs that rely on eager sends.
+                may do; finds programs that rely on eager sends. There is then one channel.
             timeout_s: Seconds after which a wait for a silent peer ends in an error.
 
         Raises:
