@@ -1,0 +1,83 @@
+"""Every wire format and what it promises beyond the laws that all must keep."""
+
+from dataclasses import dataclass
+
+from dynamiq.compressors.dynamiq import DynamiQCompressor
+from dynamiq.compressors.uncompressed import Uncompressed
+from dynamiq.core.compressor import Compressor
+from tests.probes import (
+    AdaptiveFixedPoint,
+    Feedback,
+    FloatPerHop,
+    NonZeroBlocks,
+    RotatedIntegers,
+)
+
+
+@dataclass(frozen=True)
+class Format:
+    """A compressor and its promises.
+
+    Attributes:
+        name: Id of the tests.
+        compressor: The wire format.
+        error: Largest vNMSE of a sum of four ranks.
+        unit: How many entries a NaN or infinity spoils; None is the whole bucket.
+        random: Whether seed and call number change the bytes.
+        unbiased: Whether errors vanish in the mean.
+        data_free: Whether sizes do not depend on the data.
+    """
+
+    name: str
+    compressor: Compressor
+    error: float
+    unit: int | None = 1
+    random: bool = False
+    unbiased: bool = False
+    data_free: bool = True
+
+
+FORMATS = (
+    Format("fp64", Uncompressed("fp64"), 1e-14),
+    Format("fp32", Uncompressed("fp32"), 1e-13),
+    Format("bf16", Uncompressed("bf16"), 3e-5),
+    Format("fp16", Uncompressed("fp16"), 1e-6),
+    Format("probe-integers", RotatedIntegers(), 1e-3, None, random=True),
+    Format("probe-blocks", NonZeroBlocks(), 1e-13, data_free=False),
+    Format("probe-hops", FloatPerHop(), 1e-2),
+    Format("probe-adaptive", AdaptiveFixedPoint(), 1e-6, None, random=True, unbiased=True),
+    Format(
+        "probe-feedback-adaptive",
+        Feedback(inner=AdaptiveFixedPoint()),
+        1e-6,
+        None,
+        random=True,
+    ),
+    Format("probe-feedback-integers", Feedback(inner=RotatedIntegers()), 1e-3, None, random=True),
+    *(
+        Format(
+            f"dynamiq-paper-{rounding}",
+            DynamiQCompressor.paper(bit_budget=5, rounding=rounding),
+            1e-2,
+            256,
+            random=True,
+            unbiased=rounding == "stochastic",
+        )
+        for rounding in ("correlated", "stochastic", "nearest")
+    ),
+    Format(
+        "dynamiq-16-bits",
+        DynamiQCompressor(bit_budget=10, widths=(1, 4, 16), rounding="stochastic"),
+        1e-4,
+        256,
+        random=True,
+        unbiased=True,
+    ),
+    Format(
+        "probe-feedback-dynamiq",
+        Feedback(inner=DynamiQCompressor.paper(bit_budget=6, rounding="nearest")),
+        1e-2,
+        256,
+        random=True,
+    ),
+)

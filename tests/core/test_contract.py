@@ -1,0 +1,60 @@
+"""The contract of all wire formats; a new format is added to tests/core/formats.py."""
+
+import pytest
+
+from dynamiq.topologies import Butterfly, Ring
+from tests.contracts import compressor as contract
+from tests.core.formats import FORMATS
+
+every_topology = pytest.mark.parametrize("topology", [Ring(), Butterfly()], ids=lambda t: t.kind)
+
+
+def formats(promise=lambda format: True):
+    chosen = [f for f in FORMATS if promise(f)]
+    return pytest.mark.parametrize("format", chosen, ids=lambda f: f.name)
+
+
+@pytest.mark.parametrize("law", contract.LAWS, ids=contract.name)
+@every_topology
+@formats()
+def test_contract(format, topology, law):
+    law(format.compressor, topology)
+
+
+@every_topology
+@formats()
+def test_error(format, topology):
+    contract.the_error_is_at_most(format.compressor, topology, format.error)
+
+
+@every_topology
+@formats()
+def test_non_finite_values(format, topology):
+    contract.a_non_finite_entry_stays_where_it_is(format.compressor, topology, format.unit)
+    contract.non_finite_stays_in_its_slice_of_a_reduce_scatter(
+        format.compressor, topology, format.unit
+    )
+
+
+@every_topology
+@formats(lambda f: f.compressor.stateful)
+def test_non_finite_values_do_not_reach_the_state(format, topology):
+    contract.a_non_finite_call_leaves_the_state_alone(format.compressor, topology)
+
+
+@every_topology
+@formats(lambda f: f.data_free)
+def test_sizes(format, topology):
+    contract.sizes_are_free_of_data(format.compressor, topology)
+
+
+@every_topology
+@formats(lambda f: f.random)
+def test_randomness(format, topology):
+    contract.calls_do_not_share_randomness(format.compressor, topology)
+
+
+@every_topology
+@formats(lambda f: f.unbiased)
+def test_unbiased(format, topology):
+    contract.the_mean_error_vanishes(format.compressor, topology)

@@ -1,0 +1,121 @@
+"""Descriptions are values: equal, hashable, frozen, written out in full."""
+
+import json
+import pickle
+from typing import Literal
+
+import pytest
+from pydantic import ValidationError
+
+from dynamiq.compressors.dynamiq import DynamiQCompressor
+from dynamiq.compressors.uncompressed import Uncompressed
+from dynamiq.core.description import Description
+from dynamiq.core.registry import AnyCompressor, AnyTopology
+from dynamiq.topologies import Butterfly, Ring
+from tests.core.formats import FORMATS
+from tests.probes import Feedback, FloatPerHop, RotatedIntegers
+
+DESCRIPTIONS = [*(f.compressor for f in FORMATS), Ring(), Butterfly()]
+
+
+class Nested(Description):
+    """Every way in which a description may hold others."""
+
+    kind: Literal["nested"] = "nested"
+    one: AnyCompressor = Uncompressed()
+    maybe: AnyCompressor | None = None
+    several: tuple[AnyCompressor, ...] = ()
+    over: AnyTopology = Ring()
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        Nested(one=Uncompressed("bf16")),
+        Nested(one=RotatedIntegers()),
+        Nested(one=RotatedIntegers(top=99)),
+        Nested(one=Feedback(inner=Uncompressed())),
+        Nested(one=Feedback(inner=Uncompressed("bf16"))),
+        Nested(one=Feedback(inner=Feedback(inner=Uncompressed("bf16")))),
+        Nested(maybe=Uncompressed()),
+        Nested(maybe=Uncompressed("fp16")),
+        Nested(several=(Uncompressed(),)),
+        Nested(several=(Uncompressed(), Uncompressed())),
+        Nested(several=(Uncompressed(), Uncompressed("bf16"))),
+        Nested(several=(Uncompressed("bf16"), Uncompressed())),
+        Nested(over=Butterfly()),
+    ],
+    ids=lambda d: json.dumps(d.to_dict()),
+)
+class TestNesting:
+    def test_changes_the_digest(self, changed):
+        assert changed.digest() != Nested().digest()
+
+    def test_is_read_back(self, changed):
+        again = Nested.model_validate(json.loads(json.dumps(changed.to_dict())))
+
+        assert again == changed
+        assert again.digest() == changed.digest()
+        assert type(again.one) is type(changed.one)
+
+
+def test_all_these_differ():
+    values = [
+        Uncompressed(),
+        Uncompressed("bf16"),
+        RotatedIntegers(),
+        RotatedIntegers(top=99),
+        FloatPerHop(),
+        FloatPerHop(formats=("fp32", "bf16", "fp8")),
+        Feedback(inner=FloatPerHop()),
+        Feedback(inner=FloatPerHop(formats=("fp32", "bf16", "fp8"))),
+        Ring(),
+        Butterfly(),
+        DynamiQCompressor.paper(),
+        DynamiQCompressor.paper(bit_budget=5.25),
+        DynamiQCompressor.paper(widths=(2, 4)),
+        DynamiQCompressor.paper(rounding="nearest"),
+        DynamiQCompressor.paper(energy="raw"),
+        DynamiQCompressor.paper(scale_rounding="up"),
+        DynamiQCompressor.paper(epsilon_4=0.23),
+        DynamiQCompressor.paper(epsilon_8=0.09),
+    ]
+
+    assert len({value.digest() for value in values}) == len(values)
+    assert len(set(values)) == len(values)
+
+
+@pytest.mark.parametrize("description", DESCRIPTIONS, ids=repr)
+class TestValues:
+    def test_is_plain_json(self, description):
+        written = description.to_dict()
+
+        assert json.loads(json.dumps(written, allow_nan=False)) == json.loads(json.dumps(written))
+        assert written["kind"] == description.kind
+
+    def test_survives_writing_pickling_and_copying(self, description):
+        copies = [
+            type(description).model_validate(description.to_dict()),
+            pickle.loads(pickle.dumps(description)),
+            description.model_copy(deep=True),
+        ]
+        for copy in copies:
+            assert copy == description
+            assert hash(copy) == hash(description)
+            assert copy.digest() == description.digest()
+
+    def test_is_frozen(self, description):
+        with pytest.raises(ValidationError, match="frozen"):
+            description.kind = "other"
+
+    def test_refuses_unknown_fields(self, description):
+        with pytest.raises(ValidationError, match="colour"):
+            type(description).model_validate(description.to_dict() | {"colour": "red"})
+
+    def test_has_a_digest_of_16_bytes(self, description):
+        assert len(description.digest()) == 16
+
+
+def test_a_digest_is_the_same_in_every_process():
+    """It is compared between ranks: no hash seed, no memory address."""
+    assert Ring().digest().hex() == "7a94426b2e14f228c014dfa7f287261d"
