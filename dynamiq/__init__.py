@@ -8,7 +8,7 @@ A pipeline composes three independent descriptions::
 
 from pathlib import Path
 
-from dynamiq.core.installation import check_installation
+from dynamiq.installation import check_installation
 
 check_installation(Path(__file__).parent)
 
@@ -27,9 +27,7 @@ from dynamiq.core.errors import (
     RegistryError,
     TransportError,
 )
-from dynamiq.core.handle import Handle
 from dynamiq.core.layout import Layout
-from dynamiq.core.ledger import Metrics
 from dynamiq.core.message import Call, Message
 from dynamiq.core.metrics import ErrorReport, measure_error, vnmse
 from dynamiq.core.registry import (
@@ -40,7 +38,7 @@ from dynamiq.core.registry import (
 )
 from dynamiq.core.topology import Hop, Schedule, Step, Topology
 from dynamiq.core.transport import Transport
-from dynamiq.pipeline import Pipeline
+from dynamiq.pipeline import Handle, Metrics, Pipeline
 from dynamiq.topologies import Butterfly, Ring
 from dynamiq.transports import GlooTransport, LoopbackTransport
 

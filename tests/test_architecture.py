@@ -35,11 +35,12 @@ RULES = {
     "kernels.nvrtc": Rule("core", "torch", inside={"cuda": "*"}),
     "kernels.launch": Rule("core", "torch", inside={"cuda": "*"}),
     "compressors": Rule("core kernels", "torch pydantic", never="torch.distributed"),
-    "pipeline": Rule("core", "torch", inside={"dynamiq.integrations.ddp": "ddp_hook"}),
+    "pipeline": Rule("core", "torch pydantic", inside={"dynamiq.integrations.ddp": "ddp_hook"}),
     "planner": Rule("core compressors topologies", "torch pydantic", never="torch.cuda"),
     "planner.report": Rule("core compressors topologies", "torch pydantic rich"),
     "integrations": Rule("core pipeline", "torch", inside={"accelerate": "*", "lightning": "*"}),
     "cli": Rule("*", "typer rich"),
+    "installation": Rule(),
     "": Rule("*", never="dynamiq.cli"),  # dynamiq/__init__.py
 }
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from dynamiq.core.handle import Handle
-from dynamiq.core.request import Request
-from dynamiq.core.settings import Settings
+from dynamiq.pipeline.handle import Handle
+from dynamiq.pipeline.request import Request
+from dynamiq.pipeline.settings import Settings
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import GradBucket

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from dynamiq.core.errors import InputError
-from dynamiq.core.inputs import Op
 from dynamiq.core.layout import Layout
+from dynamiq.pipeline.inputs import Op
 
 
 @dataclass(frozen=True)

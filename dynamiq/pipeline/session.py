@@ -9,17 +9,17 @@ from dynamiq.core.agreement import check_hellos
 from dynamiq.core.collective import Algorithm, Collective
 from dynamiq.core.compressor import Compressor, State
 from dynamiq.core.errors import InputError, NonFiniteError
-from dynamiq.core.executor import Executor
-from dynamiq.core.handle import Handle
-from dynamiq.core.ledger import Ledger
 from dynamiq.core.message import Call
 from dynamiq.core.registry import compressor_registry
-from dynamiq.core.request import Request
-from dynamiq.core.settings import Settings
-from dynamiq.core.streams import Fence
 from dynamiq.core.topology import Schedule
 from dynamiq.core.transport import Transport
-from dynamiq.core.verification import Verification
+from dynamiq.pipeline.executor import Executor
+from dynamiq.pipeline.handle import Handle
+from dynamiq.pipeline.ledger import Ledger
+from dynamiq.pipeline.request import Request
+from dynamiq.pipeline.settings import Settings
+from dynamiq.pipeline.streams import Fence
+from dynamiq.pipeline.verification import Verification
 
 _FORMATS = {
     torch.float64: "fp64",

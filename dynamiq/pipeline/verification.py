@@ -5,9 +5,9 @@ from torch import Tensor
 
 from dynamiq.core.collective import Algorithm, Collective
 from dynamiq.core.drivers import Meter
-from dynamiq.core.executor import Executor
-from dynamiq.core.ledger import Ledger
-from dynamiq.core.request import Request
+from dynamiq.pipeline.executor import Executor
+from dynamiq.pipeline.ledger import Ledger
+from dynamiq.pipeline.request import Request
 
 
 class Verification:

@@ -9,8 +9,8 @@ from torch import Tensor
 from dynamiq.core.collective import Algorithm
 from dynamiq.core.drivers import Interleaved, Job, Meter, blocking
 from dynamiq.core.errors import ClosedError, DynamiqError, InputError
-from dynamiq.core.handle import Handle
 from dynamiq.core.transport import Transport
+from dynamiq.pipeline.handle import Handle
 
 
 class Executor:

@@ -7,16 +7,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dynamiq.core import inputs
 from dynamiq.core.compressor import Compressor
-from dynamiq.core.handle import Handle
-from dynamiq.core.inputs import Op
-from dynamiq.core.ledger import Metrics
-from dynamiq.core.request import Request, check_slices
-from dynamiq.core.session import Session
-from dynamiq.core.settings import Settings
 from dynamiq.core.topology import Topology
 from dynamiq.core.transport import Transport
+from dynamiq.pipeline import inputs
+from dynamiq.pipeline.handle import Handle
+from dynamiq.pipeline.inputs import Op
+from dynamiq.pipeline.ledger import Metrics
+from dynamiq.pipeline.request import Request, check_slices
+from dynamiq.pipeline.session import Session
+from dynamiq.pipeline.settings import Settings
 
 
 class Pipeline:
