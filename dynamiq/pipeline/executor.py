@@ -90,13 +90,20 @@ class Executor:
         self._error = self._error or error
         self._transport.close()
 
+    def refuse(self) -> None:
+        """Take no more calls; those in flight go on."""
+        if self._error is None:
+            self._error = ClosedError(
+                "the pipeline is closed; build a new one, with a new transport"
+            )
+
     def close(self) -> None:
         """Wait for calls in flight, then end the worker and the transport; idempotent."""
-        if self._worker is not None:
-            self._worker.close()
-            self._worker = None
-        if self._error is None:
-            self.fail(ClosedError("the pipeline is closed; build a new one, with a new transport"))
+        self.refuse()
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            worker.close()
+        self._transport.close()
 
 
 def _run_here(job: Job, transport: Transport) -> None:

@@ -219,7 +219,9 @@ class Pipeline:
     def close(self) -> None:
         """Wait for calls in flight, then end the worker and the transport; idempotent."""
         with self._lock:
-            self._session.executor.close()
+            self._session.executor.refuse()
+        # Without the lock: a callback of a call in flight may be asking for it.
+        self._session.executor.close()
 
     def _call(self, request: Request, async_op: bool) -> Handle | None:
         inputs.check_not_capturing()
