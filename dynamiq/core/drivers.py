@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dynamiq.core.collective import Algorithm, Post, Request, Wait
-from dynamiq.core.errors import AgreementError
+from dynamiq.core.errors import AgreementError, ClosedError, TransportError
 from dynamiq.core.transport import Transport
 
 T = TypeVar("T")
@@ -239,6 +239,8 @@ class Interleaved:
             self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
+        if isinstance(error, ClosedError) and isinstance(error.__cause__, TransportError):
+            error = error.__cause__  # another wait has just broken the transport, and says why
         self._error = self._error or error
         self._transport.close()
         for job in self._running.values():

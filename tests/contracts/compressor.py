@@ -179,14 +179,14 @@ class SpiedEncoding(Encoding[Any]):
         self._write(write, message, positions, out)
 
     def decompress(self, payload: Tensor, work: Any, message: Message, positions: range) -> None:
-        before = payload.clone()
+        before = _check_aligned(payload).clone()
         self.inner.decompress(payload, work, message, positions)
         assert torch.equal(payload, before), "decompress wrote to the payload"
 
     def decompress_accumulate(
         self, payload: Tensor, work: Any, message: Message, positions: range
     ) -> None:
-        before = payload.clone()
+        before = _check_aligned(payload).clone()
         self.inner.decompress_accumulate(payload, work, message, positions)
         assert torch.equal(payload, before), "decompress_accumulate wrote to the payload"
 
@@ -203,7 +203,7 @@ class SpiedEncoding(Encoding[Any]):
             self.decompress_accumulate(payload, work, incoming, positions)
             self.compress(work, outgoing, positions, out)
             return
-        before = payload.clone()
+        before = _check_aligned(payload).clone()
 
         def write(inside: Tensor) -> None:
             self.inner.decompress_accumulate_recompress(
@@ -228,6 +228,13 @@ class SpiedEncoding(Encoding[Any]):
         out.copy_(inside)
         assert (message, positions) not in self.log.payloads
         self.log.payloads[message, positions] = bytes(inside.numpy())
+
+
+def _check_aligned(payload: Tensor) -> Tensor:
+    """Check what allows a payload to be viewed as wider types, also by kernels."""
+    assert payload.data_ptr() % GUARD == 0 or not payload.numel()
+    assert payload.is_contiguous()
+    return payload
 
 
 def sample(
@@ -424,8 +431,8 @@ def sizes_are_free_of_data(compressor: Compressor, topology: Topology) -> None:
         assert all(other == sizes[0] for other in sizes)
 
 
-def calls_do_not_share_randomness(compressor: Compressor, topology: Topology) -> None:
-    """Another call or another seed rounds otherwise."""
+def nothing_shares_randomness(compressor: Compressor, topology: Topology) -> None:
+    """Another call, another seed, another sender, another chunk: each rounds otherwise."""
     x = sample()
     here, next_call, other_seed = (
         all_reduce(compressor, topology, x, call=call).payloads
@@ -433,6 +440,12 @@ def calls_do_not_share_randomness(compressor: Compressor, topology: Topology) ->
     )
     assert here != next_call
     assert here != other_seed
+    # The same values everywhere: only randomness can make messages of one hop differ.
+    pattern = sample(1, 256).expand(WORLD_SIZE, 256).repeat(1, 2 * WORLD_SIZE)
+    payloads = all_reduce(compressor, topology, pattern).payloads
+    for hop in {message.hop for message, _ in payloads}:
+        same_hop = [payload for (message, _), payload in payloads.items() if message.hop == hop]
+        assert len(set(same_hop)) == len(same_hop), f"hop {hop}"
 
 
 def the_error_is_at_most(compressor: Compressor, topology: Topology, bound: float) -> None:

@@ -51,7 +51,7 @@ def test_sizes(format, topology):
 @every_topology
 @formats(lambda f: f.random)
 def test_randomness(format, topology):
-    contract.calls_do_not_share_randomness(format.compressor, topology)
+    contract.nothing_shares_randomness(format.compressor, topology)
 
 
 @every_topology

@@ -380,6 +380,10 @@ class TestInterleaved:
             ticket = yield post(None, peer, peer, 1)
             yield Wait(ticket)
 
+        def never_started():
+            pytest.fail("a call began on a broken transport")
+            yield
+
         def rank(transport):
             calls = Calls(transport)
             peer = 1 - transport.rank
@@ -387,8 +391,10 @@ class TestInterleaved:
             calls.submit("culprit", fails() if transport.rank == 0 else swap(1, 0, 2), 1)
             calls.submit("queued", endless(peer), 0)
             errors = [calls.wait(name)[1] for name in ("in flight", "culprit", "queued")]
-            calls.submit("later", endless(peer), 2)
+            calls.submit("later", never_started(), 2)
             errors.append(calls.wait("later")[1])
+            with pytest.raises(ClosedError):
+                transport.post(None, peer, 1, peer, 0, "after the end")
             calls.worker.close()
             return errors
 

@@ -23,7 +23,7 @@ class FloatPerHop(Compressor):
     """
 
     kind: Literal["probe-hops"] = "probe-hops"
-    formats: tuple[Literal["fp8", "bf16", "fp32"], ...] = ("bf16", "fp32", "fp8")
+    formats: tuple[Literal["fp8", "bf16", "fp32"], ...] = ("fp32", "fp8", "bf16")
 
     def encode(
         self,
