@@ -23,7 +23,7 @@ class Plan(Record):
     Attributes:
         label: how tables and figures call it.
         sequences: sequences per rank and step.
-        learning_rate: the peak, for AdamW.
+        learning_rate: the peak for AdamW, of all weights but the embeddings.
         validation_sequences: held-out sequences for the loss at the end, over all ranks.
     """
 

@@ -26,7 +26,7 @@ from evaluation.interruption import end_with
 from evaluation.language_model import (
     Batches,
     build_model,
-    learning_rate,
+    build_optimizer,
     mean_loss,
     summed_validation_loss,
 )
@@ -64,13 +64,12 @@ class _Training:
         # longer than several steps.
         ddp = DistributedDataParallel(model, init_sync=False, forward_sync_buffers=False)
         ddp.register_comm_hook(None, self.pipeline.ddp_hook)
-        optimizer = torch.optim.AdamW(ddp.parameters(), lr=plan.learning_rate)
+        optimizer, schedule = build_optimizer(model, peak=plan.learning_rate, steps=plan.steps)
         dist.barrier()
         began = time.perf_counter()
         for step in range(plan.steps):
-            for group in optimizer.param_groups:
-                group["lr"] = learning_rate(step, steps=plan.steps, peak=plan.learning_rate)
             yield self._step(step, ddp, optimizer, began)
+            schedule.step()
         validation = summed_validation_loss(
             model, self.batches.validation(rank, plan.validation_sequences)
         )

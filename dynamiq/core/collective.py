@@ -168,7 +168,7 @@ class Collective:
     def _exchange(
         self, encoding: Encoding[Any], work: Any, device: torch.device, what: str, *, gather: bool
     ) -> Algorithm[None]:
-        parts = segments(encoding.positions, self.segments) if encoding.positions else ()
+        parts = segments(encoding.positions, self.segments)
         yield from interleave(
             [
                 _Rounds(self, encoding, work, part, device, f"{self.name}, {what}").run(gather)

@@ -86,12 +86,10 @@ class DenseEncoding(Encoding[Tensor]):
 
     def store(self, work: Tensor, out: Tensor, chunk: int | None = None) -> None:
         """Divide and copy out."""
-        if self.divisor != 1:
-            work = work / self.divisor
         if chunk is None:
-            self.layout.unpad(work, out)
+            self.layout.unpad(work / self.divisor, out)
         else:
-            out.copy_(work[chunk, : self.layout.slice_numel(chunk)])
+            out.copy_(work[chunk, : self.layout.slice_numel(chunk)] / self.divisor)
 
     def _span(self, chunk: int, positions: range) -> tuple[int, int]:
         count = self.layout.slice_numel(chunk)

@@ -4,24 +4,47 @@ import hashlib
 import json
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from dynamiq.core.errors import ConfigurationError
 
 
-class Description(BaseModel):
-    """A frozen, hashable, serialisable configuration that names its class by ``kind``.
-
-    Subclasses override ``kind`` with a ``Literal`` that has a default. Fields holding another
-    description use the types of ``dynamiq.core.registry`` so that they are written out in full
-    and read back as what they were.
-    """
+class Value(BaseModel):
+    """A frozen pydantic model whose refusals are ConfigurationErrors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    kind: str
+    def __init__(self, **data: Any) -> None:
+        """Check the fields.
+
+        Raises:
+            ConfigurationError: Fields are missing, unknown, of the wrong type or out of range.
+        """
+        try:
+            super().__init__(**data)
+        except ValidationError as error:
+            problems = [
+                f"{'.'.join(map(str, e['loc'])) or 'value'}={e['input']!r}: {e['msg']}"
+                for e in error.errors()
+            ]
+            text = "; ".join(problems)
+            name = self.model_config.get("title") or type(self).__name__
+            raise ConfigurationError(f"{name} cannot be built with {text}") from None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the configuration as plain JSON types, ``kind`` included."""
-        return self.model_dump(mode="json")
+        """Return the fields as plain JSON types, those of nested descriptions included."""
+        return self.model_dump(mode="json", serialize_as_any=True)
+
+
+class Description(Value):
+    """A hashable, serialisable configuration that names its class by ``kind``.
+
+    Subclasses override ``kind`` with a ``Literal`` that has a default. Fields holding another
+    description use the types of ``dynamiq.core.registry``, so that they are read back as what
+    they were.
+    """
+
+    kind: str
 
     def digest(self) -> bytes:
         """Return 16 bytes that differ whenever the configuration differs."""

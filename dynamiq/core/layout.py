@@ -129,6 +129,8 @@ class Layout:
 
 def segments(positions: int, count: int) -> tuple[range, ...]:
     """Split range(positions) into at most ``count`` contiguous, non-empty ranges."""
+    if not positions:
+        return ()
     count = max(1, min(count, positions))
     cuts = [positions * i // count for i in range(count + 1)]
     return tuple(range(lo, hi) for lo, hi in pairwise(cuts))

@@ -87,7 +87,7 @@ def stochastic_bfloat16(x: Tensor, words: Tensor) -> Tensor:
     noise = (words >> 16).bitwise_and_(0xFFFF)
     finite = torch.isfinite(x)
     limit = torch.finfo(torch.bfloat16).max
-    bits = x.clamp(-limit, limit).contiguous().view(torch.int32)
+    bits = torch.where(finite, x, 0.0).view(torch.int32)
     rounded = (bits + noise).bitwise_and_(-0x10000).view(torch.float32).clamp_(-limit, limit)
     return torch.where(finite, rounded, x).to(torch.bfloat16)
 

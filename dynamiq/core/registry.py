@@ -5,7 +5,7 @@ Third-party packages add theirs through the entry points ``dynamiq.compressors``
 """
 
 from collections.abc import Mapping
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Annotated, Any, Generic, TypeVar, get_args
 
 from pydantic import BeforeValidator, SerializeAsAny
@@ -49,7 +49,7 @@ class Registry(Generic[D]):
         """
         if kind not in self._classes:
             for entry in entry_points(group=self.group):
-                self.register(entry.load())
+                self.register(self._load(entry))
         if kind not in self._classes:
             raise RegistryError(
                 f"no {self.group} entry has the kind {kind!r}; there are "
@@ -66,8 +66,20 @@ class Registry(Generic[D]):
         if isinstance(value, Mapping):
             if "kind" not in value:
                 raise RegistryError(f"a {self.group} description needs a 'kind', got {dict(value)}")
-            return self.get(str(value["kind"])).model_validate(value)
+            return self.get(str(value["kind"]))(**value)
+        if not isinstance(value, Description):
+            raise RegistryError(f"a {self.group} description is a mapping, got {value!r}")
         return value
+
+    def _load(self, entry: EntryPoint) -> type[D]:
+        try:
+            found: type[D] = entry.load()
+        except Exception as error:
+            raise RegistryError(
+                f"the {self.group} entry {entry.name} = {entry.value} cannot be loaded: {error}; "
+                f"repair or uninstall its package"
+            ) from error
+        return found
 
 
 def _kind_of(cls: type[Description]) -> str:

@@ -5,7 +5,7 @@ size. Nothing here knows tensors.
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from dynamiq.core.description import Description
@@ -87,6 +87,7 @@ class Schedule:
 
     topology: Topology
     world_size: int
+    _steps: dict[int, tuple[Step, ...]] = field(default_factory=dict, repr=False, compare=False)
 
     @cached_property
     def hops(self) -> tuple[Hop, ...]:
@@ -94,8 +95,10 @@ class Schedule:
         return self.topology.hops(self.world_size)
 
     def steps(self, rank: int) -> tuple[Step, ...]:
-        """Return the rounds of one rank."""
-        return self.topology.steps(self.world_size, rank)
+        """Return the rounds of one rank; computed once."""
+        if rank not in self._steps:
+            self._steps[rank] = self.topology.steps(self.world_size, rank)
+        return self._steps[rank]
 
     def peers(self, rank: int) -> tuple[int, ...]:
         """Return the ranks that this rank exchanges anything with, ascending."""

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -29,6 +30,10 @@ class Buckets:
     DDP rebuilds its buckets after the first step and renumbers them, so nothing is keyed by
     bucket index: a bucket is known by the dtype and shapes of its parameters and its ordinal
     among equal ones in the step.
+
+    A failed future would reach the user as a RuntimeError of torch's, and DDP would leave backward
+    while later buckets are in flight and write into its buffers. So the futures always succeed,
+    and the error itself is raised at the end of backward, when all of them have ended.
     """
 
     def __init__(self, settings: Settings, model: str) -> None:
@@ -37,14 +42,45 @@ class Buckets:
         self.model = model
         self.step = -1
         self._seen: Counter[str] = Counter()
+        self._handles: list[Handle] = []
+        self._in_backward = False
 
     def reduce(self, start: Start, bucket: "GradBucket") -> torch.futures.Future[Tensor]:
         """Start averaging a bucket in place; the future holds its buffer."""
         if bucket.index() == 0:
-            self.step += 1
-            self._seen.clear()
-        buffer, parameters = bucket.buffer(), bucket.parameters()
-        name = f"DDP bucket {bucket.index()} of step {self.step}"
+            self._begin_step()
+        request = self._request(bucket)
+        if request.tensor.is_sparse:
+            handle, result = _reduce_sparse(start, request)
+        else:
+            handle = start(request, background=True)
+            result = lambda: request.tensor  # noqa: E731
+        if not self._in_backward:
+            return handle.future().then(lambda ended: (ended.value(), result())[1])
+        self._handles.append(handle)
+        return handle.future().then(lambda _: result())
+
+    def _begin_step(self) -> None:
+        self.step += 1
+        self._seen.clear()
+        self._handles.clear()
+        engine = torch.autograd.Variable._execution_engine
+        try:
+            # Queued again when backward ends, and so after DDP's own callback, which waits.
+            engine.queue_callback(lambda: engine.queue_callback(self._raise_first_error))
+            self._in_backward = True
+        except RuntimeError:
+            # In join(), a rank that has run out of inputs is not in backward.
+            self._in_backward = False
+
+    def _raise_first_error(self) -> None:
+        handles, self._handles = self._handles, []
+        for handle in handles:
+            if handle.error is not None:
+                raise handle.error
+
+    def _request(self, bucket: "GradBucket") -> Request:
+        parameters = bucket.parameters()
         skip = None
         if any(p.is_complex() for p in parameters):
             skip = "complex"
@@ -52,14 +88,16 @@ class Buckets:
             skip = "warm-up"
         shapes = [str(list(p.shape)) for p in parameters]
         more = f" and {len(shapes) - 8} more" if len(shapes) > 8 else ""
-        contents = f"the gradients of parameters of shapes {', '.join(shapes[:8])}{more}"
-        key = self._key(bucket)
-        request = Request(
-            "all_reduce", buffer, None, "mean", key, name, skip=skip, contents=contents
+        return Request(
+            "all_reduce",
+            bucket.buffer(),
+            None,
+            "mean",
+            self._key(bucket),
+            f"DDP bucket {bucket.index()} of step {self.step}",
+            skip=skip,
+            contents=f"the gradients of parameters of shapes {', '.join(shapes[:8])}{more}",
         )
-        if buffer.is_sparse:
-            return _reduce_sparse(start, request)
-        return start(request, background=True).future()
 
     def _key(self, bucket: "GradBucket") -> str:
         shapes = ";".join(f"{p.dtype}{list(p.shape)}" for p in bucket.parameters())
@@ -68,7 +106,7 @@ class Buckets:
         return f"{self.model}-{digest}-{self._seen[digest]}"
 
 
-def _reduce_sparse(start: Start, request: Request) -> torch.futures.Future[Tensor]:
+def _reduce_sparse(start: Start, request: Request) -> tuple[Handle, Callable[[], Tensor]]:
     """Average a sparse bucket: agree on the rows that any rank has, then reduce these densely."""
     sparse = request.tensor.coalesce()
     shape, leading = sparse.shape, sparse.sparse_dim()
@@ -84,8 +122,5 @@ def _reduce_sparse(start: Start, request: Request) -> torch.futures.Future[Tenso
     values = torch.zeros(len(union), *shape[leading:], dtype=sparse.dtype, device=sparse.device)
     values[torch.searchsorted(union, rows)] = sparse.values()
     indices = torch.stack(torch.unravel_index(union, sizes))
-    part = replace(part, op="mean", tensor=values)
-    future = start(part, background=True).future()
-    return future.then(
-        lambda ended: torch.sparse_coo_tensor(indices, ended.value(), shape, is_coalesced=True)
-    )
+    handle = start(replace(part, op="mean", tensor=values), background=True)
+    return handle, lambda: torch.sparse_coo_tensor(indices, values, shape, is_coalesced=True)

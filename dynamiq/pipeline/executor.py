@@ -29,7 +29,7 @@ class Executor:
     def check_open(self) -> None:
         """Raise the first failure again, or ClosedError after :meth:`close`."""
         if isinstance(self._error, Exception):
-            raise self._error
+            raise self._error.with_traceback(None)  # each raise would add to it
         if self._error is not None:
             raise ClosedError(
                 f"the pipeline was closed when {type(self._error).__name__} interrupted a call; "

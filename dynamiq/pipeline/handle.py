@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ class Handle:
         self._ended = threading.Event()
         self._result: Tensor | None = None
         self._error: BaseException | None = None
-        self._signal: torch.futures.Future[None] = torch.futures.Future()
+        self._future: Any = torch.futures.Future()
 
     def done(self) -> bool:
         """Return whether the call has ended, well or badly."""
@@ -42,14 +43,22 @@ class Handle:
 
     def future(self) -> torch.futures.Future[Tensor]:
         """Return a torch future that ends with the result or raises the call's own error."""
-        # Raised in a callback: set_exception would reach DDP as a failed cast to Tensor.
-        return self._signal.then(lambda _: self._outcome())
+        future: torch.futures.Future[Tensor] = self._future
+        return future
+
+    @property
+    def error(self) -> BaseException | None:
+        """What the call failed with, once it has ended."""
+        return self._error
 
     def finish(self, result: Tensor | None, error: BaseException | None) -> None:
         """End the call (for whoever runs it)."""
         self._result, self._error = result, error
         self._ended.set()
-        self._signal.set_result(None)
+        if error is None:
+            self._future.set_result(result)
+        else:
+            self._future.set_exception(error)
 
     def _outcome(self) -> Tensor:
         if self._error is not None:

@@ -1,5 +1,6 @@
 """A pipeline at work: its group, its call counter, the states of its tensors."""
 
+import json
 from dataclasses import replace
 
 import torch
@@ -51,7 +52,7 @@ class Session:
         self.executor.check_open()
         if self._schedule is None:
             # A transport that cannot be joined decides itself whether it may be tried again.
-            hellos = self.transport.connect(self.settings.model_dump_json().encode())
+            hellos = self.transport.connect(json.dumps(self.settings.to_dict()).encode())
             try:
                 check_hellos(hellos)
                 self._schedule = self.settings.topology.schedule(self.transport.world_size)

@@ -2,9 +2,10 @@
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field
 
 from dynamiq.core.compressor import Compressor
+from dynamiq.core.description import Value
 from dynamiq.core.errors import ConfigurationError
 from dynamiq.core.registry import AnyCompressor, AnyTopology
 from dynamiq.core.topology import Topology
@@ -14,10 +15,10 @@ PROTOCOL = 1
 """Changes iff ranks with different numbers could not work together."""
 
 
-class Settings(BaseModel):
+class Settings(Value):
     """The arguments of :class:`dynamiq.Pipeline`, which documents them."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(title="Pipeline")
 
     protocol: int = PROTOCOL
     compressor: AnyCompressor
@@ -54,12 +55,4 @@ class Settings(BaseModel):
                     f"{name} must be a {kind.__name__}, got {part!r}{hint}; the order is "
                     f"Pipeline(compressor, topology, transport)"
                 )
-        try:
-            return cls(**arguments)
-        except ValidationError as error:
-            problems = [
-                f"{'.'.join(map(str, e['loc']))}={e['input']!r}: {e['msg']}" for e in error.errors()
-            ]
-            raise ConfigurationError(
-                f"Pipeline cannot be built with {'; '.join(problems)}"
-            ) from None
+        return cls(**arguments)

@@ -1,6 +1,9 @@
 """Every wire format and what it promises beyond the laws that all must keep."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+
+import pytest
 
 from dynamiq.compressors.dynamiq import DynamiQCompressor
 from dynamiq.compressors.uncompressed import Uncompressed
@@ -26,6 +29,7 @@ class Format:
         random: Whether seed and call number change the bytes.
         unbiased: Whether errors vanish in the mean.
         data_free: Whether sizes do not depend on the data.
+        soak: Whether its tests are soak tests, because others like it are in the default run.
     """
 
     name: str
@@ -35,6 +39,7 @@ class Format:
     random: bool = False
     unbiased: bool = False
     data_free: bool = True
+    soak: bool = False
 
 
 FORMATS = (
@@ -53,7 +58,14 @@ FORMATS = (
         None,
         random=True,
     ),
-    Format("probe-feedback-integers", Feedback(inner=RotatedIntegers()), 1e-3, None, random=True),
+    Format(
+        "probe-feedback-integers",
+        Feedback(inner=RotatedIntegers()),
+        1e-3,
+        None,
+        random=True,
+        soak=True,
+    ),
     *(
         Format(
             f"dynamiq-paper-{rounding}",
@@ -62,6 +74,7 @@ FORMATS = (
             256,
             random=True,
             unbiased=rounding == "stochastic",
+            soak=rounding == "nearest",
         )
         for rounding in ("correlated", "stochastic", "nearest")
     ),
@@ -81,3 +94,13 @@ FORMATS = (
         random=True,
     ),
 )
+
+
+def formats(choose: Callable[[Format], bool] = lambda format: True) -> pytest.MarkDecorator:
+    """Parametrise a test with the formats chosen."""
+    parameters = [
+        pytest.param(f, id=f.name, marks=[pytest.mark.soak] if f.soak else [])
+        for f in FORMATS
+        if choose(f)
+    ]
+    return pytest.mark.parametrize("format", parameters)

@@ -2,16 +2,12 @@
 
 import pytest
 
+from dynamiq.compressors.dynamiq import order
 from dynamiq.topologies import Butterfly, Ring
 from tests.contracts import compressor as contract
-from tests.core.formats import FORMATS
+from tests.core.formats import formats
 
 every_topology = pytest.mark.parametrize("topology", [Ring(), Butterfly()], ids=lambda t: t.kind)
-
-
-def formats(promise=lambda format: True):
-    chosen = [f for f in FORMATS if promise(f)]
-    return pytest.mark.parametrize("format", chosen, ids=lambda f: f.name)
 
 
 @pytest.mark.parametrize("law", contract.LAWS, ids=contract.name)
@@ -58,3 +54,11 @@ def test_randomness(format, topology):
 @formats(lambda f: f.unbiased)
 def test_unbiased(format, topology):
     contract.the_mean_error_vanishes(format.compressor, topology)
+
+
+@every_topology
+@formats(lambda f: "dynamiq" in f.name)
+def test_segments_of_dynamiq(format, topology, monkeypatch):
+    """Its positions are tiles; these are made small, so that a few supergroups fill several."""
+    monkeypatch.setattr(order, "TILE", 2)
+    contract.segments_do_not_change_bits(format.compressor, topology, numel=3000)

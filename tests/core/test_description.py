@@ -9,7 +9,9 @@ from pydantic import ValidationError
 
 from dynamiq.compressors.dynamiq import DynamiQCompressor
 from dynamiq.compressors.uncompressed import Uncompressed
+from dynamiq.core.compressor import Compressor
 from dynamiq.core.description import Description
+from dynamiq.core.errors import ConfigurationError
 from dynamiq.core.registry import AnyCompressor, AnyTopology
 from dynamiq.topologies import Butterfly, Ring
 from tests.core.formats import FORMATS
@@ -26,6 +28,13 @@ class Nested(Description):
     maybe: AnyCompressor | None = None
     several: tuple[AnyCompressor, ...] = ()
     over: AnyTopology = Ring()
+
+
+class Careless(Description):
+    """Its field is not of a type that reads descriptions back; it is written out all the same."""
+
+    kind: Literal["careless"] = "careless"
+    inner: Compressor = Uncompressed()
 
 
 @pytest.mark.parametrize(
@@ -57,6 +66,30 @@ class TestNesting:
         assert again == changed
         assert again.digest() == changed.digest()
         assert type(again.one) is type(changed.one)
+
+
+def test_no_digest_is_blind_to_what_is_inside():
+    inner = (Uncompressed(), Uncompressed("bf16"), RotatedIntegers(), RotatedIntegers(top=99))
+
+    assert len({Careless(inner=c).digest() for c in inner}) == len(inner)
+
+
+@pytest.mark.parametrize(
+    ("build", "problem"),
+    [
+        (lambda: Uncompressed("fp8"), "Uncompressed cannot have format='fp8': Input should be"),
+        (lambda: RotatedIntegers(top="many"), "RotatedIntegers cannot have top='many'"),
+        (lambda: RotatedIntegers(top=1, bottom=0), "bottom=0"),
+        (lambda: Feedback(), "inner="),
+        (lambda: Feedback(inner=Ring()), "inner"),
+        (lambda: DynamiQCompressor(epsilon_4=float("nan")), "epsilon_4=nan"),
+        (lambda: DynamiQCompressor(bit_budget=float("inf")), "bit_budget=inf"),
+        (lambda: Nested(several=(Uncompressed(), Ring())), r"several\.1"),
+    ],
+)
+def test_what_cannot_be_built_is_a_configuration_error(build, problem):
+    with pytest.raises(ConfigurationError, match=problem):
+        build()
 
 
 def test_all_these_differ():
@@ -109,8 +142,9 @@ class TestValues:
             description.kind = "other"
 
     def test_refuses_unknown_fields(self, description):
-        with pytest.raises(ValidationError, match="colour"):
-            type(description).model_validate(description.to_dict() | {"colour": "red"})
+        for build in (type(description).model_validate, lambda d: type(description)(**d)):
+            with pytest.raises(ConfigurationError, match=r"colour='red'.*not permitted"):
+                build(description.to_dict() | {"colour": "red"})
 
     def test_has_a_digest_of_16_bytes(self, description):
         assert len(description.digest()) == 16

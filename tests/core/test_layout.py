@@ -142,3 +142,6 @@ class TestSegments:
         assert len(parts) == min(positions, count)
         sizes = {len(part) for part in parts}
         assert max(sizes) - min(sizes) <= 1
+
+    def test_nothing_has_no_segments(self):
+        assert segments(0, 5) == ()

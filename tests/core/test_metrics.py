@@ -11,7 +11,7 @@ from dynamiq.core.message import Call
 from dynamiq.core.metrics import measure_error, vnmse
 from dynamiq.topologies import Butterfly, Ring
 from tests.contracts.compressor import all_reduce, same_bits, sample
-from tests.core.formats import FORMATS
+from tests.core.formats import formats
 from tests.probes import NonZeroBlocks
 
 every_topology = pytest.mark.parametrize("topology", [Ring(), Butterfly()], ids=lambda t: t.kind)
@@ -74,7 +74,7 @@ class TestBitsPerEntry:
 
 
 class TestMeasureError:
-    @pytest.mark.parametrize("format", FORMATS, ids=lambda f: f.name)
+    @formats()
     @every_topology
     def test_is_a_real_call(self, format, topology):
         x = sample(3, 700)

@@ -21,7 +21,7 @@ from tests.contracts.compressor import (
     sample,
     uneven_bounds,
 )
-from tests.core.formats import FORMATS
+from tests.core.formats import formats
 from tests.probes import (
     AdaptiveFixedPoint,
     Feedback,
@@ -31,14 +31,12 @@ from tests.probes import (
 )
 from tests.probes.integers import hadamard
 
-PROBES = [f for f in FORMATS if f.name.startswith("probe")]
-
 every_topology = pytest.mark.parametrize("topology", [Ring(), Butterfly()], ids=lambda t: t.kind)
 
 
 @pytest.mark.parametrize("world_size", range(1, 10))
 @every_topology
-@pytest.mark.parametrize("format", PROBES, ids=lambda f: f.name)
+@formats(lambda f: f.name.startswith("probe"))
 def test_every_rank_gets_its_slice(format, topology, world_size):
     """Of slices of very different sizes; all-reduces of all world sizes are in the big matrix."""
     x = sample(world_size, 200)
@@ -52,7 +50,7 @@ def test_every_rank_gets_its_slice(format, topology, world_size):
 
 @pytest.mark.parametrize(("world_size", "slice_numel"), [(2, 36), (4, 22), (3, 700)])
 @every_topology
-@pytest.mark.parametrize("format", PROBES, ids=lambda f: f.name)
+@formats(lambda f: f.name.startswith("probe"))
 def test_slices_as_fsdp_asks_for_them(format, topology, world_size, slice_numel):
     """72 entries for two ranks, 88 for four, 700 a rank: in one segment and in five."""
     x = sample(world_size, world_size * slice_numel)

@@ -109,6 +109,12 @@ def test_a_mapping_without_a_kind_is_refused(topologies):
         topologies.read({"rays": 5})
 
 
+@pytest.mark.parametrize("value", ["ring", None, 5, Ring])
+def test_what_is_no_description_is_refused(topologies, value):
+    with pytest.raises(RegistryError, match="is a mapping, got"):
+        topologies.read(value)
+
+
 def test_registry_errors_are_configuration_errors():
     assert issubclass(RegistryError, ConfigurationError)
 
@@ -134,6 +140,18 @@ class TestEntryPoints:
 
         with pytest.raises(RegistryError, match="'acme-star'"):
             topologies.get("acme-star")
+
+    def test_that_cannot_be_loaded_are_named(self, topologies, installed):
+        class Broken(EntryPoint):
+            name, value = "star", "acme.stars:Star"
+
+            def load(self):
+                raise ImportError("no module named acme")
+
+        installed["dynamiq.topologies"] = [Broken(None)]
+        with pytest.raises(RegistryError, match=r"star = acme.stars:Star cannot.*named acme"):
+            topologies.get("acme-star")
+        assert topologies.get("ring") is Ring
 
     def test_must_not_claim_a_kind_that_exists(self, topologies, installed):
         class OtherRing(Star):

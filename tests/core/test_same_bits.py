@@ -9,13 +9,12 @@ from dynamiq.core.message import Call
 from dynamiq.core.metrics import vnmse
 from dynamiq.topologies import Butterfly, Ring
 from tests.contracts.compressor import same_bits, sample
-from tests.core.formats import FORMATS
+from tests.core.formats import formats
 
 WORLD_SIZES = range(1, 10)
 SIZES = (0, 1, 15, 16, 17, 255, 256, 257, 4097)
 LARGE = 100_003
 
-every_format = pytest.mark.parametrize("format", FORMATS, ids=lambda f: f.name)
 every_topology = pytest.mark.parametrize("topology", [Ring(), Butterfly()], ids=lambda t: t.kind)
 
 
@@ -38,14 +37,14 @@ def check(format, topology, world_size, numel):
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
 @every_topology
-@every_format
+@formats()
 def test_small_sizes(format, topology, world_size):
     for numel in SIZES:
         check(format, topology, world_size, numel)
 
 
 @pytest.mark.parametrize("world_size", [2, 7])
-@every_format
+@formats()
 def test_a_large_size(format, world_size):
     topology = Ring() if world_size == 2 else Butterfly()
 
@@ -55,6 +54,6 @@ def test_a_large_size(format, world_size):
 @pytest.mark.soak
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
 @every_topology
-@every_format
+@formats()
 def test_the_large_size_everywhere(format, topology, world_size):
     check(format, topology, world_size, LARGE)

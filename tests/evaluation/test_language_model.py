@@ -13,7 +13,7 @@ from evaluation.language_model import (
     SEQUENCE_TOKENS,
     Batches,
     build_model,
-    learning_rate,
+    build_optimizer,
     mean_loss,
     summed_validation_loss,
 )
@@ -56,12 +56,23 @@ class TestBatches:
         assert sorted(seen) == list(range(9))
 
 
-def test_the_learning_rate_rises_then_falls() -> None:
-    rates = [learning_rate(step, steps=100, peak=3e-3) for step in range(100)]
-    assert max(rates) == pytest.approx(3e-3)
-    assert rates[:10] == sorted(rates[:10])
-    assert rates[10:] == sorted(rates[10:], reverse=True)
-    assert rates[-1] == pytest.approx(3e-4, rel=0.02)
+def test_the_learning_rates_rise_then_fall(monkeypatch: pytest.MonkeyPatch) -> None:
+    embedding, layer = torch.nn.Embedding(3, 2), torch.nn.Linear(2, 3)
+    monkeypatch.setattr("evaluation.language_model._embedding", lambda _: embedding.weight)
+    model = torch.nn.Sequential(embedding, layer)
+    optimizer, schedule = build_optimizer(model, peak=3e-3, steps=100)
+    rates = []
+    for _ in range(100):
+        rates.append([group["lr"] for group in optimizer.param_groups])
+        optimizer.step()
+        schedule.step()
+    others, embeddings = (list(column) for column in zip(*rates, strict=True))
+    assert [len(group["params"]) for group in optimizer.param_groups] == [2, 1]
+    assert embeddings == pytest.approx([100 * rate for rate in others])
+    assert max(others) == pytest.approx(3e-3)
+    assert others[:10] == sorted(others[:10])
+    assert others[10:] == sorted(others[10:], reverse=True)
+    assert others[-1] == pytest.approx(3e-4, rel=0.02)
 
 
 def test_a_missing_package_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:

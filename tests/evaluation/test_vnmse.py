@@ -7,7 +7,6 @@ import typer
 from typer.testing import CliRunner
 
 
-
 def test_table_and_json(tmp_path: Path) -> None:
     from evaluation import vnmse
 

@@ -40,6 +40,8 @@ def test_a_schedule_is_its_topology_at_a_world_size(topology):
     assert schedule == Schedule(topology, 6)
     assert schedule.hops == topology.hops(6)
     assert schedule.steps(4) == topology.steps(6, 4)
+    assert schedule == Schedule(topology, 6), "what it remembers is not part of it"
+    assert hash(schedule) == hash(Schedule(topology, 6))
 
 
 @every_topology
