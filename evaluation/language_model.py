@@ -7,6 +7,7 @@ seed, not from a hub.
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -55,11 +56,11 @@ def build_optimizer(model: nn.Module, *, peak: float, steps: int) -> tuple[Optim
     """
     embedding = _embedding(model)
     others = [weight for weight in model.parameters() if weight is not embedding]
-    optimizer = torch.optim.AdamW(
-        [{"params": others}, {"params": [embedding], "lr": peak * _EMBEDDING_RATE}],
-        lr=peak,
-        betas=(0.9, 0.95),
-    )
+    groups: list[dict[str, Any]] = [
+        {"params": others},
+        {"params": [embedding], "lr": peak * _EMBEDDING_RATE},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=peak, betas=(0.9, 0.95))
     return optimizer, LambdaLR(optimizer, lambda step: _rate(step, steps))
 
 
@@ -110,8 +111,7 @@ def summed_validation_loss(model: nn.Module, batches: Iterator[Tensor]) -> Tenso
 
 
 def _embedding(model: nn.Module) -> nn.Parameter:
-    weight: nn.Parameter = model.get_input_embeddings().weight
-    return weight
+    return model.get_parameter("model.embed_tokens.weight")
 
 
 def _rate(step: int, steps: int) -> float:

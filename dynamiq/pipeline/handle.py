@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dynamiq.core.errors import ClosedError
+
 
 class Handle:
     """An asynchronous call: wait for it, or hand its future to DDP."""
@@ -57,8 +59,10 @@ class Handle:
         self._ended.set()
         if error is None:
             self._future.set_result(result)
-        else:
+        elif isinstance(error, Exception):
             self._future.set_exception(error)
+        else:  # torch's futures do not carry KeyboardInterrupt and the like
+            self._future.set_exception(ClosedError(f"{type(error).__name__} interrupted the call"))
 
     def _outcome(self) -> Tensor:
         if self._error is not None:

@@ -259,6 +259,15 @@ def test_nearest_takes_the_nearest_level_and_no_random_number(width):
         assert (np.abs(c.decoded() - row) <= best * (1 + 1e-5) + 1e-6 * scale).all()
 
 
+def test_nearest_rounds_ties_towards_zero():
+    """An entry half way between two levels is not below its fraction, for either sign."""
+    x = torch.full((2, 256), 0.5)
+    x[1] = -0.5
+    x[:, ::16] = 1.0
+    out = quantized(x, 2, rounding="nearest", scale_rounding="up")
+    assert torch.equal(out, (x == 1.0).float())
+
+
 # Correlated rounding. With the group's maximum 1 and levels 0 and 1, a fraction of k / n is
 # rounded up exactly where the sender's stratum is below k: so codes show the strata.
 
