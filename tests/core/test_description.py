@@ -80,7 +80,7 @@ def test_no_digest_is_blind_to_what_is_inside():
         (lambda: Uncompressed("fp8"), "Uncompressed cannot be built with format='fp8': Input should be"),
         (lambda: RotatedIntegers(top="many"), "RotatedIntegers cannot be built with top='many'"),
         (lambda: RotatedIntegers(top=1, bottom=0), "bottom=0"),
-        (lambda: Feedback(), "inner="),
+        (Feedback, "inner="),
         (lambda: Feedback(inner=Ring()), "inner"),
         (lambda: DynamiQCompressor(epsilon_4=float("nan")), "epsilon_4=nan"),
         (lambda: DynamiQCompressor(bit_budget=float("inf")), "bit_budget=inf"),

@@ -595,58 +595,95 @@ def caught(function):
     return type(error.value), str(error.value), time.monotonic() - began
 
 
-def meet_a_nan(rank, compressor, sparse):
-    model = Embedded() if sparse else Known()
+def meet_a_nan(rank, compressor, options, bad_step):
+    """Rank 1 has a NaN in one step; return what is raised, and whether training can go on."""
+    model = Known()
+    with pipeline(compressor, start_step=1, on_nonfinite="raise") as used:
+        ddp = hooked(model, used, **options)
+        for step in range(6):
+            given = factors(model, rank, step)
+            ddp.zero_grad()
+            if step == bad_step:
+                if rank == 1:
+                    given["c"][7] = torch.nan
+                error = caught(lambda: ddp(given).backward())  # noqa: B023 - called here
+            else:
+                ddp(given).backward()
+                if compressor.kind == "uncompressed":
+                    assert_gradients(model, means(model, 3, step))
+        return error
+
+
+@pytest.mark.parametrize("bad_step", [0, 3])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"static_graph": True},
+        {"find_unused_parameters": True},
+        {"gradient_as_bucket_view": True},
+    ],
+    ids=str,
+)
+def test_a_nan_raises_from_backward_on_every_rank(options, bad_step):
+    """As itself; and training may go on, as with GradScaler."""
+    for kind, text, seconds in run_ranks(meet_a_nan, 3, Uncompressed("fp32"), options, bad_step):
+        assert kind is NonFiniteError, text
+        for part in (
+            "DDP bucket",
+            f"of step {bad_step}",
+            "holds a NaN or an infinity",
+            "every rank raises this",
+            "parameters of shapes [",
+        ):
+            assert part in text
+        assert seconds < 10
+
+
+def test_a_nan_raises_with_compression_too():
+    for kind, text, _ in run_ranks(meet_a_nan, 3, DynamiQCompressor.paper(), {}, 3):
+        assert kind is NonFiniteError, text
+
+
+def meet_a_sparse_nan(rank, compressor):
+    model = Embedded()
     with pipeline(compressor, start_step=1, on_nonfinite="raise") as used:
         ddp = hooked(model, used)
-
-        def step(number, poison):
+        for step in range(6):
             ddp.zero_grad()
-            if sparse:
-                factor = torch.nan if poison else 1.0
-                (ddp(torch.tensor([1, 2 + rank])).sum() * factor).backward()
+            loss = ddp(torch.tensor([1, 2 + rank])).sum()
+            if step == 3:
+                loss = loss * (torch.nan if rank == 1 else 1.0)
+                error = caught(loss.backward)
             else:
-                given = factors(model, rank, number)
-                if poison:
-                    given["c"][7] = torch.nan
-                ddp(given).backward()
-
-        for number in range(3):
-            step(number, False)
-        error = caught(lambda: step(3, rank == 1))
-        for number in range(4, 6):
-            step(number, False)
-        finite = all(p.grad.to_dense().isfinite().all() for p in model.parameters())
-        return *error, finite
+                loss.backward()
+                assert all(p.grad.to_dense().isfinite().all() for p in model.parameters())
+        return error
 
 
-@pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize(
     "compressor", [Uncompressed("fp32"), DynamiQCompressor.paper()], ids=lambda c: c.kind
 )
-def test_a_nan_raises_from_backward_on_every_rank(compressor, sparse):
-    """And training may go on, as with GradScaler."""
-    for kind, text, seconds, finite in run_ranks(meet_a_nan, 3, compressor, sparse):
+def test_a_nan_of_a_sparse_model_raises_from_backward(compressor):
+    for kind, text, _ in run_ranks(meet_a_sparse_nan, 3, compressor):
         assert kind is NonFiniteError, text
-        assert "DDP bucket" in text
-        assert "of step 3" in text
-        assert "holds a NaN or an infinity" in text
-        assert "parameters of shapes [" in text
-        assert seconds < 10
-        assert finite
 
 
-def configure_otherwise(rank):
+def configure_otherwise(rank, model):
     used = pipeline(DynamiQCompressor.paper(5 + rank // 2))
-    model = Known()
     ddp = hooked(model, used)
-    return caught(lambda: backward(ddp, model, rank, 0))
+    rows = torch.tensor([1])
+    return caught(
+        lambda: ddp(factors(model, rank, 0) if isinstance(model, Known) else rows).sum().backward()
+    )
 
 
-def test_another_configuration_raises_from_backward():
-    for kind, text, _ in run_ranks(configure_otherwise, 3):
-        assert kind is AgreementError
-        assert 'rank 0 has {"bit_budget": 5.0' in text.replace('"kind": "dynamiq", ', "")
+@pytest.mark.parametrize("model", [Known, Embedded])
+def test_another_configuration_raises_from_backward(model):
+    for kind, text, _ in run_ranks(configure_otherwise, 3, model()):
+        assert kind is AgreementError, text
+        assert "compressor: rank 0 has" in text
+        assert '"bit_budget": 6.0' in text
         assert "same arguments on every rank" in text
 
 
@@ -668,27 +705,32 @@ def test_a_rank_in_another_call_raises_from_backward():
         assert "ranks are not in the same call" in text
 
 
-def skip_a_bucket(rank):
+def stay_away(rank, model):
     """Rank 1 stays away from the third step."""
-    model = Known()
     used = pipeline(timeout_s=1.0)
     ddp = hooked(model, used)
-    for step in range(2):
-        backward(ddp, model, rank, step)
+
+    def step(number):
+        ddp.zero_grad()
+        known = isinstance(model, Known)
+        given = factors(model, rank, number) if known else torch.tensor([number, rank])
+        ddp(given).sum().backward()
+
+    for number in range(2):
+        step(number)
     if rank == 1:
         time.sleep(2.5)
-        return caught(lambda: backward(ddp, model, rank, 2))
-    first = caught(lambda: backward(ddp, model, rank, 2))
-    second = caught(lambda: used.all_reduce(torch.ones(5)))
-    return first, second
+        return caught(lambda: step(2))
+    return caught(lambda: step(2)), caught(lambda: used.all_reduce(torch.ones(5)))
 
 
-def test_a_rank_that_stays_away_ends_in_an_error_on_all():
-    (first, second), late = run_ranks(skip_a_bucket, 2)
+@pytest.mark.parametrize("model", [Known, Embedded])
+def test_a_rank_that_stays_away_ends_in_an_error_on_all(model):
+    (first, second), late = run_ranks(stay_away, 2, model())
     kind, text, seconds = first
     assert kind is PeerTimeoutError, text
-    assert "rank 1" in text
-    assert "of step 2" in text
+    assert "rank 0 waited 1 s for 16 bytes from rank 1" in text
+    assert "DDP bucket 0 of step 2" in text
     assert seconds < 10
     assert second[:2] == first[:2], "the pipeline keeps its first error"
     assert issubclass(late[0], DynamiqError), late[1]
