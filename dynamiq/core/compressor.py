@@ -57,7 +57,9 @@ class Encoding(ABC, Generic[W]):
     ``work`` belongs to the encoding: float partial sums, integers, a union of blocks. Whoever
     drives the collective never looks inside. ``positions`` selects a segment: a contiguous part
     of ``range(self.positions)`` of every chunk, and the results must not depend on how a chunk is
-    split. A payload is a contiguous uint8 tensor, written into ``out`` of ``payload_bytes``.
+    split. A payload is a contiguous uint8 tensor whose memory is aligned to 16 bytes, written into
+    ``out`` of ``payload_bytes``. Which entries a chunk holds is the encoding's choice, unless the
+    layout has bounds: then chunk c is slice c.
 
     All methods are deterministic given the call's address: seed, call number and message.
     """

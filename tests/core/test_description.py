@@ -77,7 +77,10 @@ def test_no_digest_is_blind_to_what_is_inside():
 @pytest.mark.parametrize(
     ("build", "problem"),
     [
-        (lambda: Uncompressed("fp8"), "Uncompressed cannot be built with format='fp8': Input should be"),
+        (
+            lambda: Uncompressed("fp8"),
+            "Uncompressed cannot be built with format='fp8': Input should be",
+        ),
         (lambda: RotatedIntegers(top="many"), "RotatedIntegers cannot be built with top='many'"),
         (lambda: RotatedIntegers(top=1, bottom=0), "bottom=0"),
         (Feedback, "inner="),
