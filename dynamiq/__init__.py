@@ -40,7 +40,7 @@ from dynamiq.core.topology import Hop, Schedule, Step, Topology
 from dynamiq.core.transport import Transport
 from dynamiq.pipeline import Handle, Metrics, Pipeline
 from dynamiq.topologies import Butterfly, Ring
-from dynamiq.transports import GlooTransport, LoopbackTransport
+from dynamiq.transports import GlooTransport, LoopbackTransport, NCCLTransport
 
 __all__ = [
     "AgreementError",
@@ -64,6 +64,7 @@ __all__ = [
     "LoopbackTransport",
     "Message",
     "Metrics",
+    "NCCLTransport",
     "NonFiniteError",
     "PeerLostError",
     "PeerTimeoutError",

@@ -130,7 +130,7 @@ VIEWS = {
     "permuted": lambda: memory(3, 4, 5).permute(2, 0, 1),
     "channels last": lambda: memory(2, 3, 4, 5).to(memory_format=torch.channels_last),
     "diagonal": lambda: memory(9, 9).diagonal(),
-    "negated sizes of one": lambda: memory(6, 1, 1).expand(6, 1, 1),
+    "stride 0 over a size of 1": lambda: memory(6).as_strided((6, 1), (1, 0)),
     "of parameters": lambda: torch.nn.Parameter(memory(4, 6)).detach()[:, ::2],
 }
 
@@ -285,6 +285,28 @@ def test_segments_change_no_bit(segments, rendezvous, topology):
     assert same(all_reduce(x, segments=segments, rendezvous=rendezvous, **options), whole[0])
 
 
+@pytest.mark.parametrize("segments", [1, 3])
+def test_segments_travel_as_messages_of_their_own(segments):
+    """On a ring of 3, four messages each; the header goes to both neighbours."""
+
+    def run(pipeline):
+        sizes = []
+        post = pipeline.transport.post
+
+        def counted(send, *rest):
+            sizes.append(send.numel())
+            return post(send, *rest)
+
+        pipeline.transport.post = counted
+        pipeline.all_reduce(torch.ones(27))
+        return sizes
+
+    sent = {36} if segments == 1 else {12}
+    for headers, messages in ((s[:2], s[2:]) for s in run_world(run, 3, segments=segments)):
+        assert headers == [16, 16]
+        assert (len(messages), set(messages)) == (4 * segments, sent)
+
+
 @every_topology
 def test_segments_of_several_tiles_change_no_bit(topology):
     """DynamiQ's segments are ranges of tiles of 512 supergroups."""
@@ -421,11 +443,16 @@ def poisoned(x, rank, index, value):
 
 @every_topology
 @pytest.mark.parametrize("value", [torch.nan, -torch.inf])
-@pytest.mark.parametrize("rank", [0, 3])
-def test_a_non_finite_entry_makes_its_supergroup_nan_on_every_rank(rank, value, topology):
-    """Whoever owns the chunk. All other supergroups are what they are if that one is zero."""
-    x = sample(4, 2500)
-    for index in (0, 1023, 2499):
+@pytest.mark.parametrize("owner", range(4))
+def test_a_non_finite_entry_makes_its_supergroup_nan_on_every_rank(owner, value, topology):
+    """All other supergroups are, bit for bit, what they are if that one is zero on all ranks.
+
+    It comes last in the order of energies, so that the number of supergroups decides which rank
+    owns it.
+    """
+    numel = 256 * (9 + owner) - 5
+    x = sample(4, numel)
+    for rank, index in ((0, 0), ((owner + 1) % 4, 1023), (3, numel - 1)):
         supergroup = slice(index // 256 * 256, index // 256 * 256 + 256)
         results = all_reduce(poisoned(x, rank, index, value), compressor=PAPER, topology=topology)
         without = x.clone()

@@ -6,6 +6,8 @@ import time
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dynamiq import (
     Butterfly,
@@ -21,7 +23,7 @@ from dynamiq import (
     measure_error,
     vnmse,
 )
-from tests.contracts.compressor import same_bits, sample
+from tests.contracts.compressor import same_bits, sample, uneven_bounds
 from tests.integrations.worlds import build, integers, lockstep, rank_of, run_world, same
 from tests.probes import AdaptiveFixedPoint
 
@@ -51,6 +53,33 @@ def test_several_calls_in_flight(topology, rendezvous):
     results = run_world(run, 3, compressor=PAPER, topology=topology, rendezvous=rendezvous)
     for number, (x, *outs) in enumerate(zip(tensors, *results, strict=True)):
         assert same(outs, lockstep(x, PAPER, topology, number=number))
+
+
+def test_calls_in_flight_are_on_the_wire_together():
+    """Rank 1 begins when rank 0 has sent something of four calls: none waits for another's end."""
+    seen, all_seen = set(), threading.Event()
+
+    def run(pipeline):
+        pipeline.connect()
+        if rank_of(pipeline) == 0:
+            post = pipeline.transport.post
+
+            def watched(*arguments):
+                seen.add(arguments[-1].partition(" (")[0])
+                if len(seen) == pipeline.transport.channels:
+                    all_seen.set()
+                return post(*arguments)
+
+            pipeline.transport.post = watched
+        elif not all_seen.wait(5):
+            raise AssertionError(f"only {seen} began")
+        mine = [torch.ones(100) for _ in range(6)]
+        for handle in [pipeline.all_reduce(x, "sum", async_op=True) for x in mine]:
+            handle.wait()
+        return mine[5]
+
+    assert same(run_world(run, 2), torch.full((100,), 2.0))
+    assert len(seen) == 6
 
 
 def test_ranks_may_wait_in_different_orders_and_at_different_times():
@@ -245,6 +274,59 @@ def test_no_thread_is_started_before_it_is_needed():
         assert not thread.is_alive(), "a thread outlives its pipeline"
 
 
+calls = st.fixed_dictionaries(
+    {
+        "numel": st.sampled_from([0, 1, 2, 16, 255, 256, 257, 1000, 3000]),
+        "op": st.sampled_from(["mean", "sum"]),
+        "dtype": st.sampled_from([torch.float32, torch.bfloat16, torch.float64]),
+        "key": st.sampled_from(["a", "b"]),
+        "background": st.booleans(),
+        "scatter": st.booleans(),
+    }
+)
+options = st.fixed_dictionaries(
+    {
+        "compressor": st.sampled_from([PAPER, Uncompressed("bf16"), AdaptiveFixedPoint()]),
+        "topology": st.sampled_from(TOPOLOGIES),
+        "segments": st.integers(1, 4),
+        "rendezvous": st.booleans(),
+        "verify_every": st.sampled_from([None, None, 2]),
+        "on_nonfinite": st.sampled_from(["propagate", "raise"]),
+    }
+)
+
+
+@pytest.mark.soak
+@settings(max_examples=400)
+@given(st.integers(1, 6), st.lists(calls, min_size=1, max_size=12), options)
+def test_any_calls_in_any_order(world_size, calls, options):
+    """Blocking or in flight, mixed at will: nothing hangs, and ranks agree on near exact results."""
+    inputs = [sample(world_size, c["numel"], seed=i).to(c["dtype"]) for i, c in enumerate(calls)]
+
+    def run(pipeline):
+        rank, outs, handles = rank_of(pipeline), [], []
+        for call, x in zip(calls, inputs, strict=True):
+            mine, bounds = x[rank].clone(), uneven_bounds(call["numel"], world_size)
+            rest = {"op": call["op"], "key": call["key"], "async_op": call["background"]}
+            if call["scatter"]:
+                outs.append(torch.empty(bounds[rank + 1] - bounds[rank], dtype=x.dtype))
+                handles.append(pipeline.reduce_scatter(outs[-1], mine, bounds=bounds, **rest))
+            else:
+                outs.append(mine)
+                handles.append(pipeline.all_reduce(mine, **rest))
+        for handle in filter(None, handles):
+            handle.wait()
+        pipeline.close()
+        return outs
+
+    results = run_world(run, world_size, **options)
+    for call, x, *outs in zip(calls, inputs, *results, strict=True):
+        exact = x.double().sum(0) / (world_size if call["op"] == "mean" else 1)
+        result = torch.cat(outs) if call["scatter"] else outs[0]
+        assert vnmse(result, exact) < 0.1
+        assert call["scatter"] or same(outs, outs[0])
+
+
 # One rank alone.
 
 
@@ -298,8 +380,8 @@ def test_bytes_add_up(world_size, topology):
     padded = -(-5000 // 256) * 256
     volume = 2 * (world_size - 1) * padded
     assert 8 * (sum(m.bytes_sent for m in metrics) - headers) / volume <= 5.0 + 1e-9
-    mean_bits = sum(m.bits_per_entry for m in metrics) / world_size
-    assert mean_bits == pytest.approx(8 * sum(m.bytes_sent for m in metrics) / volume)
+    for m in metrics:
+        assert m.bits_per_entry == pytest.approx(8 * m.bytes_sent / (volume / world_size))
     assert all(m.codec_s > 0 and m.wire_s >= 0 for m in metrics)
 
 
@@ -391,6 +473,23 @@ def test_verification_measures_the_error_of_real_calls(op, background):
         assert metrics.calls == 5
     sent = sum(metrics.verification_bytes_sent for _, metrics in outcomes)
     assert sent == 2 * (2 * 2 * 800 * 8 + 3 * 2 * 16), "FP64 in two passes, and headers"
+
+
+def test_verification_keeps_copies_of_float64():
+    """The caller may write to its tensor as soon as the call has ended."""
+    x = sample(2, 800).double() * (1 + 1e-9)
+
+    def run(pipeline):
+        mine = x[rank_of(pipeline)].clone()
+        pipeline.all_reduce(mine, "sum", async_op=True).wait()
+        result = mine.clone()
+        mine.fill_(1e9)
+        pipeline.close()
+        return result, pipeline.metrics().vnmse
+
+    options = {"compressor": PAPER, "verify_every": 1, "compress_float64": True}
+    for result, measured in run_world(run, 2, **options):
+        assert measured == pytest.approx(vnmse(result, x.sum(0)), rel=1e-10)
 
 
 def test_verification_changes_no_result_of_the_first_call():

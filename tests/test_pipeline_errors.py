@@ -499,6 +499,18 @@ def test_an_interrupted_call_closes_the_pipeline():
     run_world(run, 2)
 
 
+def test_closing_after_an_error_does_not_hide_it():
+    def run(pipeline):
+        with pytest.raises(AgreementError) as error:
+            pipeline.all_reduce(torch.ones(3 + rank_of(pipeline)))
+        pipeline.close()
+        with pytest.raises(AgreementError) as again:
+            pipeline.all_reduce(torch.ones(3))
+        assert again.value is error.value
+
+    run_world(run, 2)
+
+
 def test_a_transport_belongs_to_one_pipeline():
     """A second pipeline on it is refused; the first one goes on."""
 

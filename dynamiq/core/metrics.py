@@ -70,7 +70,7 @@ def measure_error(
     n, d = gradients.shape
     schedule = topology.schedule(n)
     meters = [Meter() for _ in range(n)]
-    outs = [torch.empty(d) for _ in range(n)]
+    outs = [torch.empty(d, dtype=torch.float32) for _ in range(n)]
     collectives = [Collective(compressor, schedule, r, d, Call(seed, call)) for r in range(n)]
     algorithms = [c.run(gradients[r], outs[r]) for r, c in enumerate(collectives)]
     with torch.no_grad():

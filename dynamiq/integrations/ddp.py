@@ -61,9 +61,9 @@ class Buckets:
         return handle.future().then(lambda _: result())
 
     def _begin_step(self) -> None:
+        self._raise_first_error()  # of the last step, if its backward was nested in another
         self.step += 1
         self._seen.clear()
-        self._handles.clear()
         engine = torch.autograd.Variable._execution_engine
         try:
             # Queued again when backward ends, and so after DDP's own callback, which waits.
@@ -114,7 +114,7 @@ def _reduce_sparse(start: Start, request: Request) -> tuple[Handle, Callable[[],
     strides = torch.tensor([sizes[i + 1 :].numel() for i in range(leading)])
     rows = (sparse.indices() * strides[:, None].to(sparse.device)).sum(0)
     # Ranks hold different rows, so the request's own size cannot be compared: these can.
-    present = torch.zeros(sizes.numel(), device=sparse.device)
+    present = torch.zeros(sizes.numel(), dtype=torch.float32, device=sparse.device)
     present[rows] = 1.0
     part = replace(request, key=None, skip="sparse", op="sum", tensor=present)
     start(part, background=True).wait()

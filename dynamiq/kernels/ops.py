@@ -1,6 +1,7 @@
-"""The operations that compressors call: typed, validated, dispatched by device.
+"""The operations that compressors call, one function each.
 
-One function per operation; :mod:`dynamiq.kernels.reference` specifies each.
+Today every one of them is the reference's. Other builds of the same operations are chosen here,
+and nowhere else; :mod:`dynamiq.kernels.reference` specifies what they give.
 """
 
 from torch import Tensor

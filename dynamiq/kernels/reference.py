@@ -2,7 +2,7 @@
 
 Kernel-shaped: one supergroup is 256 entries in 16 groups; sums follow a written tree; only +, -,
 x, ÷, comparisons and integer operations, each rounded to nearest in float32, so that a kernel can
-give the same bits. Formulas: DynamiQ §3.3 and docs/design/algorithm.md.
+give the same bits. Formulas: DynamiQ §3.3.
 """
 
 from collections.abc import Iterator
@@ -121,7 +121,7 @@ def _quantize(
         up = _uniform(units, quantizer, address) < (1.0 + signed) * 0.5
         codes = up.to(torch.uint8)
     else:
-        levels = torch.tensor(quantizer.levels[index], device=x.device)
+        levels = _floats(quantizer.levels[index], x.device)
         low, fraction = _below(ratio, levels)
         u = _uniform(units, quantizer, address)
         # In value space, so that correlated errors of opposite signs do not reinforce.
@@ -173,7 +173,7 @@ def _group_scale(codes: Tensor, scale: Tensor) -> Tensor:
 def _uniform(units: Tensor, quantizer: Quantizer, address: Address) -> Tensor:
     """Return the rounding thresholds float32[k, 256] in (0, 1)."""
     if quantizer.rounding == "nearest":
-        return torch.full((), 0.5, device=units.device).expand(units.numel(), SUPERGROUP)
+        return _floats((0.5,), units.device).expand(units.numel(), SUPERGROUP)
     private = randomness.uniform(randomness.words(_private(address, Stream.ENTRY), units))
     if quantizer.rounding == "stochastic":
         return private
@@ -227,9 +227,13 @@ def _decoded(payload: Tensor, tiles: Tiles, quantizer: Quantizer) -> Iterator[tu
 def _signed_levels(levels: tuple[float, ...], width: int, device: torch.device) -> Tensor:
     """Return the value of each of the 2^width codes; the last, unused one repeats the largest."""
     if width == 1:
-        return torch.tensor([-1.0, 1.0], device=device)
+        return _floats((-1.0, 1.0), device)
     negative = [-level for level in reversed(levels[1:])]
-    return torch.tensor([*negative, *levels, levels[-1]], device=device)
+    return _floats((*negative, *levels, levels[-1]), device)
+
+
+def _floats(values: tuple[float, ...], device: torch.device) -> Tensor:
+    return torch.tensor(values, dtype=torch.float32, device=device)
 
 
 def _pack(codes: Tensor, width: int) -> Tensor:

@@ -67,13 +67,16 @@ class Executor:
         meter = Meter()
 
         def finish(result: Any, error: BaseException | None) -> None:
+            if error is None:
+                try:
+                    conclude(result, meter)
+                except Exception as unexpected:  # noqa: BLE001 - raised where the handle is awaited
+                    error = unexpected
             if error is not None:
                 self.fail(error)
-            else:
-                conclude(result, meter)
-            if isinstance(result, DynamiqError):
-                result, error = None, result
-            handle.finish(result, error)
+            elif isinstance(result, DynamiqError):
+                error = result
+            handle.finish(None if error is not None else result, error)
 
         if background and self._worker is None:
             self._worker = Interleaved(self._transport, "dynamiq")
@@ -98,12 +101,10 @@ class Executor:
             )
 
     def close(self) -> None:
-        """Wait for calls in flight, then end the worker and the transport; idempotent."""
+        """Wait for calls in flight, then end the worker; idempotent."""
         self.refuse()
-        worker, self._worker = self._worker, None
-        if worker is not None:
-            worker.close()
-        self._transport.close()
+        if self._worker is not None:
+            self._worker.close()
 
 
 def _run_here(job: Job, transport: Transport) -> None:

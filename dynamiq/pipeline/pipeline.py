@@ -8,6 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dynamiq.core.compressor import Compressor
+from dynamiq.core.errors import ClosedError, InputError
 from dynamiq.core.topology import Topology
 from dynamiq.core.transport import Transport
 from dynamiq.pipeline import inputs
@@ -100,8 +101,10 @@ class Pipeline:
         """Return the pipeline; it is closed at the end of the block."""
         return self
 
-    def __exit__(self, *_: object) -> None:
-        """Close."""
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Close; at once if the block was left by an error, so that peers hear of it."""
+        if error is not None:
+            self._session.executor.fail(ClosedError(f"the pipeline's block was left by {error!r}"))
         self.close()
 
     @property
@@ -206,7 +209,17 @@ class Pipeline:
         from dynamiq.integrations import ddp
 
         inputs.check_not_capturing()
-        model = state if isinstance(state, str) else ""
+        if not isinstance(state, str | None):
+            raise InputError(
+                f"register_comm_hook(state, pipeline.ddp_hook) takes None or a name for the model "
+                f"as state, got {state!r}; the group is an argument of the transport"
+            )
+        if isinstance(bucket, tuple):
+            raise InputError(
+                'ddp_hook got (gradient, parameter) from optimize_ddp="python_reducer"; set '
+                "torch._dynamo.config.optimize_ddp = True"
+            )
+        model = state or ""
         if model not in self._buckets:
             self._buckets[model] = ddp.Buckets(self.settings, model)
         buckets: ddp.Buckets = self._buckets[model]
@@ -221,7 +234,7 @@ class Pipeline:
         with self._lock:
             self._session.executor.refuse()
         # Without the lock: a callback of a call in flight may be asking for it.
-        self._session.executor.close()
+        self._session.close()
 
     def _call(self, request: Request, async_op: bool) -> Handle | None:
         inputs.check_not_capturing()

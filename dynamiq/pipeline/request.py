@@ -66,6 +66,12 @@ def check_slices(
         InputError: ``output`` cannot hold this rank's slice of ``tensor``.
     """
     if bounds is None:
+        if output.numel() * world_size != tensor.numel():
+            raise InputError(
+                f"input has {tensor.numel()} entries, but {world_size} equal slices of output's "
+                f"{output.numel()} have {output.numel() * world_size}; pad the input to a multiple "
+                f"of the world size, or give bounds"
+            )
         bounds = tuple(output.numel() * r for r in range(world_size + 1))
     bounds = tuple(bounds)
     if output.dtype is not tensor.dtype or output.device != tensor.device:
@@ -75,12 +81,6 @@ def check_slices(
         )
     if not output.is_contiguous():
         raise InputError(f"output with strides {output.stride()} must be contiguous")
-    if len(bounds) != world_size + 1 or bounds[-1] != tensor.numel():
-        raise InputError(
-            f"input has {tensor.numel()} entries, but the {len(bounds) - 1} slices for "
-            f"{world_size} ranks end at {bounds[-1]}; pad the input to a multiple of the world "
-            f"size, or give bounds"
-        )
     Layout(tensor.numel(), world_size, bounds=bounds)
     expected = bounds[rank + 1] - bounds[rank]
     if output.numel() != expected:

@@ -68,6 +68,11 @@ class Session:
             InputError: The compressor carries state and the request has no key.
         """
         schedule = self.connect()
+        if background and request.tensor.is_inference():
+            raise InputError(
+                "an inference tensor cannot be written by the thread that runs asynchronous calls; "
+                "use async_op=False, or torch.no_grad() instead of inference_mode()"
+            )
         skip = self._skip_reason(request)
         compressor = (
             self.settings.compressor if skip is None else _uncompressed(request.tensor.dtype)
@@ -99,6 +104,12 @@ class Session:
         if verification is not None:
             verification.start(self.executor, self.ledger, key, background=background)
         return handle
+
+    def close(self) -> None:
+        """Wait for calls in flight, then leave the group; idempotent."""
+        self.executor.close()
+        if self._schedule is not None:  # or else it may be another pipeline's
+            self.transport.close()
 
     def _skip_reason(self, request: Request) -> str | None:
         """Return why a request travels uncompressed; the same on all ranks."""
@@ -142,7 +153,7 @@ class Session:
         """Return the one-entry collective that tells all ranks of a non-finite result."""
         if self.settings.on_nonfinite == "propagate":
             return None
-        bad = torch.empty(1, device=request.tensor.device)
+        bad = torch.empty(1, dtype=torch.float32, device=request.tensor.device)
         name = f"whether {request.name} is finite"
         small = Request("all_reduce", bad, None, "sum", None, name)
         return self._collective(small, _uncompressed(torch.float32), schedule)
@@ -169,7 +180,7 @@ class Session:
         result = request.deliver(out)
         fence.leave()
         if alarm is not None:
-            bad = (~torch.isfinite(out)).any().float().view(1)
+            bad = (~torch.isfinite(out)).any().to(torch.float32).view(1)
             yield from alarm.run(bad, bad)
             if bad.item():
                 return NonFiniteError(

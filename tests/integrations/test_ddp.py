@@ -1,10 +1,12 @@
 """The DDP hook in real processes: through the whole life of a model, and when something breaks."""
 
+import contextlib
 import copy
 import inspect
 import pickle
 import threading
 import time
+import warnings
 from collections import Counter
 
 import pytest
@@ -19,6 +21,7 @@ from dynamiq import (
     DynamiQCompressor,
     DynamiqError,
     GlooTransport,
+    InputError,
     NonFiniteError,
     PeerTimeoutError,
     Pipeline,
@@ -26,6 +29,7 @@ from dynamiq import (
     Uncompressed,
 )
 from tests.contracts.compressor import same_bits
+from tests.probes import AdaptiveFixedPoint, Feedback
 from tests.processes import run_ranks
 
 # A model whose gradients are known: the factors with which its parameters are multiplied.
@@ -582,6 +586,94 @@ def train_briefly(rank, options):
         for step in range(3):
             backward(ddp, model, rank, step)
         return used.metrics()
+
+
+# State that a format keeps for each bucket.
+
+
+def keep_residuals(rank, steps):
+    """The residuals of a bucket have its size: after the rebuild, none may meet another's."""
+    model = Known()
+    with pipeline(Feedback(inner=DynamiQCompressor.paper(4)), start_step=0) as used:
+        ddp = hooked(model, used)
+        exact = means(model, 2, 0)["e"]
+        total, errors = torch.zeros(64, 64), []
+        for step in range(1, steps + 1):
+            backward(ddp, model, rank, 0)
+            total += model.e.grad
+            errors.append((total / step - exact).square().mean().sqrt().item())
+        return errors, total
+
+
+def test_residuals_survive_the_rebuild_of_buckets():
+    """What one step loses the next ones send: the mean over steps comes ever nearer."""
+    (errors, total), (_, other) = run_ranks(keep_residuals, 2, 24)
+    assert same_bits(total, other)
+    assert errors[-1] < 1.4 * errors[2] / 8, "as 1 / steps; without residuals as its root"
+
+
+class Twins(nn.Module):
+    """Two parameters of one shape, with gradients of very different sizes."""
+
+    def __init__(self):
+        super().__init__()
+        self.small, self.large = (nn.Parameter(torch.zeros(50, 60)) for _ in range(2))
+
+    def forward(self, factor):
+        return 1e-3 * (self.small * factor).sum() + 100 * (self.large * factor).sum()
+
+
+def tell_twins_apart(rank):
+    model = Twins()
+    factor = torch.linspace(-1, 1, 3000).view(50, 60)
+    with pipeline(AdaptiveFixedPoint(), start_step=0) as used:
+        ddp = hooked(model, used)
+        for _ in range(4):
+            ddp.zero_grad()
+            ddp(factor).backward()
+        return [
+            (parameter.grad / scale - factor).abs().max().item()
+            for parameter, scale in ((model.small, 1e-3), (model.large, 100.0))
+        ]
+
+
+def test_buckets_of_equal_shapes_have_states_of_their_own():
+    """The format takes as many bytes as the call before needed: 1 for small, 3 for large."""
+    for small, large in run_ranks(tell_twins_apart, 2):
+        assert 1e-3 < small < 2e-2
+        assert large < 1e-6
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("optimizer", ["ddp_optimizer", "python_reducer"])
+def test_compiled_models(optimizer):
+    """Both ways in which torch.compile calls hooks: per bucket, and per parameter in place."""
+    run_ranks(train_compiled, 2, optimizer, timeout_s=600)
+
+
+def train_compiled(rank, optimizer):
+    warnings.simplefilter("ignore")  # the compiler's own; runs in a process of its own
+    torch._dynamo.config.optimize_ddp = optimizer
+    model = nn.Linear(30, 10)
+    ddp = DistributedDataParallel(model)
+    used = pipeline()
+    ddp.register_comm_hook(None, used.ddp_hook)
+    compiled = torch.compile(ddp, backend="aot_eager")
+    enabled = contextlib.nullcontext()
+    if optimizer == "python_reducer":
+        autograd = torch.compile(backend="aot_eager")
+        enabled = torch._dynamo.compiled_autograd._enable(autograd)
+    try:
+        with enabled:
+            for _ in range(4):
+                model.zero_grad()
+                compiled(torch.full((4, 30), rank + 1.0)).sum().backward()
+                assert torch.equal(model.weight.grad, torch.full((10, 30), 6.0))
+                assert torch.equal(model.bias.grad, torch.full((10,), 4.0))
+    except InputError as error:
+        assert optimizer == "python_reducer"
+        assert "torch._dynamo.config.optimize_ddp" in str(error)
+    used.close()
 
 
 # Errors reach the user, from backward(), on every rank, as what they are.

@@ -58,8 +58,8 @@ class DynamiQEncoding(Encoding[Tensor]):
         n, device = self.layout.world_size, statistics.device
         counts = self.layout.true_entries().to(device)
         real = counts > 0
-        energy = torch.full(real.shape, -1.0, device=device)
-        mean = torch.zeros(real.shape, device=device)
+        energy = torch.full(real.shape, -1.0, dtype=torch.float32, device=device)
+        mean = torch.zeros(real.shape, dtype=torch.float32, device=device)
         energy[real], mean[real] = statistics.view(2, -1)
         mean = mean / n
         self._contaminated = ~energy.isfinite()
