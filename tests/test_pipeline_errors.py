@@ -169,15 +169,11 @@ def test_ops_that_do_not_exist(op):
 @pytest.mark.parametrize(
     ("out", "numel", "bounds", "says"),
     [
-        (
-            lambda: torch.empty(4),
-            9,
-            None,
-            ["9 entries", "2 slices for 2 ranks end at 8", "pad the input"],
-        ),
-        (lambda: torch.empty(4), 8, (0, 8), ["the 1 slices for 2 ranks", "give bounds"]),
-        (lambda: torch.empty(4), 8, (0, 4, 4, 8), ["the 3 slices for 2 ranks"]),
-        (lambda: torch.empty(4), 8, (0, 5, 9), ["8 entries", "end at 9"]),
+        (lambda: torch.empty(4), 9, None, ["9 entries", "2 equal slices", "pad the input"]),
+        (lambda: torch.empty(4), 8, (0, 8), ["8 entries into 2 slices", "give 3"]),
+        (lambda: torch.empty(4), 8, (0, 2, 4, 8), ["8 entries into 2 slices", "give 3"]),
+        (lambda: torch.empty(4), 8, (0, 5, 9), ["8 entries into 2 slices", "from 0 to 8"]),
+        (lambda: torch.empty(4), 8, (), ["8 entries into 2 slices", "give 3"]),
         (
             lambda: torch.empty(3),
             8,

@@ -34,6 +34,7 @@ NAMES = [
     "LoopbackTransport",
     "Message",
     "Metrics",
+    "NCCLTransport",
     "NonFiniteError",
     "PeerLostError",
     "PeerTimeoutError",
