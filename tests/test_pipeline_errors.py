@@ -173,6 +173,7 @@ def test_ops_that_do_not_exist(op):
         (lambda: torch.empty(4), 8, (0, 8), ["8 entries into 2 slices", "give 3"]),
         (lambda: torch.empty(4), 8, (0, 2, 4, 8), ["8 entries into 2 slices", "give 3"]),
         (lambda: torch.empty(4), 8, (0, 5, 9), ["8 entries into 2 slices", "from 0 to 8"]),
+        (lambda: torch.empty(4), 8, (0, 4.0, 8), ["bounds must be integers"]),
         (lambda: torch.empty(4), 8, (), ["8 entries into 2 slices", "give 3"]),
         (
             lambda: torch.empty(3),

@@ -187,9 +187,13 @@ class Interleaved:
         """Queue a job."""
         self._events.put(lambda: self._pending.append(job))
 
+    def stop(self) -> None:
+        """End the threads once all submitted jobs have ended."""
+        self._events.put(lambda: setattr(self, "_closing", True))
+
     def close(self) -> None:
         """End the threads once all submitted jobs have ended, and wait for that."""
-        self._events.put(lambda: setattr(self, "_closing", True))
+        self.stop()
         if not self.is_this_thread():
             self._thread.join()
 
@@ -200,6 +204,7 @@ class Interleaved:
                 event = self._events.get()
                 self._idle_s = time.perf_counter() - began
                 event()
+                del event  # it holds a job's tensors, and the next may be long in coming
                 self._start_pending()
         for waits in self._waits:
             waits.put(None)
@@ -257,3 +262,4 @@ class Interleaved:
             except BaseException as error:  # noqa: BLE001 - raised again where the job is awaited
                 failure = error
             self._events.put(partial(self._resume, job, value, failure))
+            del item, job, wait, value, failure  # as above

@@ -100,6 +100,11 @@ class Executor:
                 "the pipeline is closed; build a new one, with a new transport"
             )
 
+    def abandon(self) -> None:
+        """End the worker once its calls have ended, without waiting for that."""
+        if self._worker is not None:
+            self._worker.stop()
+
     def close(self) -> None:
         """Wait for calls in flight, then end the worker; idempotent."""
         self.refuse()

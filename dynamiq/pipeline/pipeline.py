@@ -1,6 +1,7 @@
 """A compressor, a topology and a transport, composed into collectives that users call."""
 
 import threading
+import weakref
 from typing import Any, Literal, Self
 
 import torch
@@ -86,6 +87,8 @@ class Pipeline:
     def _begin(self) -> None:
         self._lock = threading.RLock()
         self._session = Session(self.settings, self.transport)
+        # A pipeline that is dropped without being closed leaves no threads behind.
+        weakref.finalize(self, self._session.executor.abandon).atexit = False
         self._buckets: dict[str, Any] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -104,7 +107,7 @@ class Pipeline:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Close; at once if the block was left by an error, so that peers hear of it."""
         if error is not None:
-            self._session.executor.fail(ClosedError(f"the pipeline's block was left by {error!r}"))
+            self._session.abort(ClosedError(f"the pipeline's block was left by {error!r}"))
         self.close()
 
     @property

@@ -1,5 +1,6 @@
 """One collective as a user asked for it."""
 
+import operator
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -73,7 +74,10 @@ def check_slices(
                 f"of the world size, or give bounds"
             )
         bounds = tuple(output.numel() * r for r in range(world_size + 1))
-    bounds = tuple(bounds)
+    try:
+        bounds = tuple(operator.index(bound) for bound in bounds)
+    except TypeError:
+        raise InputError(f"bounds must be integers, got {bounds!r}") from None
     if output.dtype is not tensor.dtype or output.device != tensor.device:
         raise InputError(
             f"output is {output.dtype} on {output.device}, input is {tensor.dtype} on "

@@ -105,6 +105,11 @@ class Session:
             verification.start(self.executor, self.ledger, key, background=background)
         return handle
 
+    def abort(self, error: BaseException) -> None:
+        """End calls in flight with an error."""
+        if self._schedule is not None:
+            self.executor.fail(error)
+
     def close(self) -> None:
         """Wait for calls in flight, then leave the group; idempotent."""
         self.executor.close()
