@@ -386,7 +386,6 @@ def test_bytes_add_up(world_size, topology):
 
 
 @every_topology
-@pytest.mark.xfail(strict=True, reason="statistics cross twice where gradients cross once")
 def test_a_reduce_scatter_stays_within_the_budget(topology):
     x = sample(4, 4 * 5120)
 

@@ -41,7 +41,7 @@ def test_tensors_and_threads_are_let_go():
         results = list(threads.map(several_calls, LoopbackTransport.world(2)))
     assert eventually(lambda: not any(ref() is not None for _, refs in results for ref in refs))
     assert threading.active_count() > before
-    del results  # dropped, not closed
+    results.clear()  # dropped, not closed
     assert eventually(lambda: threading.active_count() == before)
 
 

@@ -86,10 +86,17 @@ class DenseEncoding(Encoding[Tensor]):
 
     def store(self, work: Tensor, out: Tensor, chunk: int | None = None) -> None:
         """Divide and copy out."""
+        if chunk is not None:
+            work = work[chunk, : self.layout.slice_numel(chunk)]
+        result = work / self.divisor
+        limit = torch.finfo(out.dtype).max
+        if self.call.divisor > 1 and limit < torch.finfo(result.dtype).max:
+            # A mean lies within the dtype's range; its rounded value may not.
+            result = torch.where(result.isfinite(), result.clamp(-limit, limit), result)
         if chunk is None:
-            self.layout.unpad(work / self.divisor, out)
+            self.layout.unpad(result, out)
         else:
-            out.copy_(work[chunk, : self.layout.slice_numel(chunk)] / self.divisor)
+            out.copy_(result)
 
     def _span(self, chunk: int, positions: range) -> tuple[int, int]:
         count = self.layout.slice_numel(chunk)

@@ -4,7 +4,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -58,16 +58,19 @@ class Buckets:
         if not self._in_backward:
             return handle.future().then(lambda ended: (ended.value(), result())[1])
         self._handles.append(handle)
+        if bucket.is_last():
+            # Where DDP queues its own callback, which waits for the futures; queued again when
+            # backward ends, and so after it.
+            queue = _engine().queue_callback
+            queue(lambda: queue(self._raise_first_error))
         return handle.future().then(lambda _: result())
 
     def _begin_step(self) -> None:
         self._raise_first_error()  # of the last step, if its backward was nested in another
         self.step += 1
         self._seen.clear()
-        engine = torch.autograd.Variable._execution_engine
         try:
-            # Queued again when backward ends, and so after DDP's own callback, which waits.
-            engine.queue_callback(lambda: engine.queue_callback(self._raise_first_error))
+            _engine().queue_callback(lambda: None)
             self._in_backward = True
         except RuntimeError:
             # In join(), a rank that has run out of inputs is not in backward.
@@ -104,6 +107,10 @@ class Buckets:
         digest = hashlib.blake2b(shapes.encode(), digest_size=8).hexdigest()
         self._seen[digest] += 1
         return f"{self.model}-{digest}-{self._seen[digest]}"
+
+
+def _engine() -> Any:
+    return torch.autograd.Variable._execution_engine
 
 
 def _reduce_sparse(start: Start, request: Request) -> tuple[Handle, Callable[[], Tensor]]:

@@ -64,7 +64,8 @@ class Pipeline:
             compress_float64: Compress float64 (in float32) instead of sending it as it is.
             on_nonfinite: "propagate" NaN and infinities, or "raise" NonFiniteError on every rank.
             verify_every: Also compute the exact result of every N-th compressed call, for
-                ``metrics().vnmse``; costs 8 bytes per entry and pass.
+                ``metrics().vnmse``, which follows the call by one collective; costs 8 bytes per
+                entry and pass.
 
         Raises:
             ConfigurationError: An argument is out of range or of the wrong kind.
@@ -112,12 +113,22 @@ class Pipeline:
 
     @property
     def rank(self) -> int:
-        """This rank in the group; known once connected."""
+        """This rank in the group.
+
+        Raises:
+            TransportError: Not connected yet.
+        """
+        self._session.check_connected()
         return self.transport.rank
 
     @property
     def world_size(self) -> int:
-        """Ranks in the group; known once connected."""
+        """Ranks in the group.
+
+        Raises:
+            TransportError: Not connected yet.
+        """
+        self._session.check_connected()
         return self.transport.world_size
 
     def connect(self) -> None:
@@ -233,7 +244,12 @@ class Pipeline:
         return self._session.ledger.metrics()
 
     def close(self) -> None:
-        """Wait for calls in flight, then end the worker and the transport; idempotent."""
+        """Wait for calls in flight, then end the worker and the transport; idempotent.
+
+        Raises:
+            InputError: Called in a callback of a call's future, where it would wait for itself.
+        """
+        self._session.executor.check_may_block()
         with self._lock:
             self._session.executor.refuse()
         # Without the lock: a callback of a call in flight may be asking for it.

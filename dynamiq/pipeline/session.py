@@ -9,7 +9,7 @@ from torch import Tensor
 from dynamiq.core.agreement import check_hellos
 from dynamiq.core.collective import Algorithm, Collective
 from dynamiq.core.compressor import Compressor, State
-from dynamiq.core.errors import InputError, NonFiniteError
+from dynamiq.core.errors import InputError, NonFiniteError, TransportError
 from dynamiq.core.message import Call
 from dynamiq.core.registry import compressor_registry
 from dynamiq.core.topology import Schedule
@@ -104,6 +104,11 @@ class Session:
         if verification is not None:
             verification.start(self.executor, self.ledger, key, background=background)
         return handle
+
+    def check_connected(self) -> None:
+        """Raise TransportError before :meth:`connect`."""
+        if self._schedule is None:
+            raise TransportError("the pipeline is not connected yet; call connect() first")
 
     def abort(self, error: BaseException) -> None:
         """End calls in flight with an error."""

@@ -100,7 +100,7 @@ class LoopbackTransport(Transport):
         Raises:
             InputError: An argument is out of range.
         """
-        if world_size < 1 or timeout_s <= 0:
+        if world_size < 1 or not timeout_s > 0:
             raise InputError(
                 f"a world has at least one rank and a positive timeout_s, not "
                 f"world_size={world_size}, timeout_s={timeout_s:g}"

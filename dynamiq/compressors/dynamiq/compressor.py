@@ -37,7 +37,8 @@ class DynamiQCompressor(Compressor):
 
     Attributes:
         bit_budget: Mean bits per padded entry that cross a link per pass, all metadata included;
-            a ceiling on the mean over ranks.
+            a ceiling on the mean over ranks. (A reduce-scatter at less than 0.125 bits above the
+            least budget exceeds it by up to that.)
         widths: Bit widths in use, from {1, 2, 4, 8, 16}, ascending. 16 bits are plain BF16.
         rounding: "stochastic" (private, unbiased), "correlated" (one stratum per rank, lower
             error, biased over several hops by under 1 % of the error), or "nearest" (biased).
@@ -133,7 +134,10 @@ class DynamiQCompressor(Compressor):
     ) -> DynamiQEncoding:
         """Derive order, widths, centring and range from the reduced statistics."""
         assert statistics is not None
-        budget = self.bit_budget * SUPERGROUP / 8 - STATISTICS_BYTES
+        # Statistics cross twice; so do the entries, unless there is no all-gather.
+        passes = 1 if call.gather else 2
+        budget = self.bit_budget * SUPERGROUP / 8 - passes * STATISTICS_BYTES
+        budget = max(budget, supergroup_bytes(self.widths[0]))
         return DynamiQEncoding(
             statistics, layout, call, self.quantizer(), budget, self.energy == "centred"
         )
