@@ -135,8 +135,8 @@ class DynamiQCompressor(Compressor):
         """Derive order, widths, centring and range from the reduced statistics."""
         assert statistics is not None
         # Statistics cross twice; so do the entries, unless there is no all-gather.
-        passes = 1 if call.gather else 2
-        budget = self.bit_budget * SUPERGROUP / 8 - passes * STATISTICS_BYTES
+        crossings = 1 if call.gather else 2
+        budget = self.bit_budget * SUPERGROUP / 8 - crossings * STATISTICS_BYTES
         budget = max(budget, supergroup_bytes(self.widths[0]))
         return DynamiQEncoding(
             statistics, layout, call, self.quantizer(), budget, self.energy == "centred"
