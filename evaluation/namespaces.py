@@ -68,7 +68,7 @@ def run(argv: Sequence[str], stdin: str | None = None) -> None:
 
 
 def _answer(argv: Sequence[str], stdin: str | None = None) -> subprocess.CompletedProcess[str]:
-    # A session of its own: a Ctrl-C at the terminal reaches this process only, which cleans up.
+    # Its own process group: a Ctrl-C at the terminal reaches only us, and we clean up.
     return subprocess.run(
         argv, check=False, input=stdin, capture_output=True, text=True, start_new_session=True
     )

@@ -187,6 +187,10 @@ class Interleaved:
         """Queue a job."""
         self._events.put(lambda: self._pending.append(job))
 
+    def abort(self, error: BaseException) -> None:
+        """End all jobs with an error, as if one of them had failed."""
+        self._events.put(lambda: self._fail(error))
+
     def stop(self) -> None:
         """End the threads once all submitted jobs have ended."""
         self._events.put(lambda: setattr(self, "_closing", True))

@@ -69,7 +69,7 @@ class Tiles:
     Attributes:
         units: int64[t, s], each supergroup's index in the padded bucket, in descending order of
             energy; -1 where a tile has fewer than s supergroups.
-        cuts: int32[t, widths], how many supergroups of a tile have at least each width.
+        cuts: int64[t, widths], how many supergroups of a tile have at least each width.
         offsets: t + 1 byte offsets of the tiles in the payload.
     """
 

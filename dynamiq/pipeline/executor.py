@@ -100,6 +100,12 @@ class Executor:
                 "the pipeline is closed; build a new one, with a new transport"
             )
 
+    def abort(self, error: BaseException) -> None:
+        """End calls in flight, and refuse later ones, with an error."""
+        if self._worker is not None:
+            self._worker.abort(error)
+        self.fail(error)
+
     def abandon(self) -> None:
         """End the worker once its calls have ended, without waiting for that."""
         if self._worker is not None:

@@ -66,6 +66,6 @@ class Handle:
 
     def _outcome(self) -> Tensor:
         if self._error is not None:
-            raise self._error
+            raise self._error.with_traceback(None)  # each raise would add to it
         assert self._result is not None
         return self._result

@@ -113,7 +113,7 @@ class Session:
     def abort(self, error: BaseException) -> None:
         """End calls in flight with an error."""
         if self._schedule is not None:
-            self.executor.fail(error)
+            self.executor.abort(error)
 
     def close(self) -> None:
         """Wait for calls in flight, then leave the group; idempotent."""
@@ -144,7 +144,7 @@ class Session:
             request.tensor.numel(),
             Call(self.settings.seed, number, divisor, gather),
             name=f"call {number} ({request.name})",
-            description=request.description,
+            description=f"{request.description}, as {compressor.kind}",
             bounds=request.bounds,
             segments=self.settings.segments,
         )

@@ -21,6 +21,8 @@ from dynamiq.transports.lifecycle import Lifecycle
 
 _TIMED_OUT = re.compile(r"timed? ?out", re.IGNORECASE)
 _LOST = re.compile(r"closed|closure|reset|refused|broken pipe|not connected|abort", re.IGNORECASE)
+# Gloo counts in milliseconds and overflows silently.
+_LONGEST_S = 1e6
 # Gloo's answer to all waits of a process once one of them has timed out.
 _COLLATERAL = "Application timeout caused pair closure"
 _SOURCE_POSITION = re.compile(r"^\[\S+:\d+\] ")
@@ -80,8 +82,10 @@ class ProcessGroupTransport(Transport):
         Raises:
             InputError: ``timeout_s`` is not positive.
         """
-        if not timeout_s > 0:
-            raise InputError(f"timeout_s must be positive, not {timeout_s:g}")
+        if not 0 < timeout_s <= _LONGEST_S:
+            raise InputError(
+                f"timeout_s must be positive and at most {_LONGEST_S:g}, not {timeout_s:g}"
+            )
         self.timeout_s = timeout_s
         self._asked: Any = group
         self._reset()

@@ -5,6 +5,7 @@ import copy
 import inspect
 import pickle
 import threading
+import re
 import time
 import warnings
 from collections import Counter
@@ -729,7 +730,7 @@ def test_a_nan_raises_from_backward_on_every_rank(options, bad_step):
             "parameters of shapes [",
         ):
             assert part in text
-        assert seconds < 10
+        assert seconds < 20
 
 
 def test_a_nan_raises_with_compression_too():
@@ -799,7 +800,7 @@ def test_a_rank_in_another_call_raises_from_backward():
 
 def stay_away(rank, model):
     """Rank 1 stays away from the third step."""
-    used = pipeline(timeout_s=1.0)
+    used = pipeline(timeout_s=3.0)
     ddp = hooked(model, used)
 
     def step(number):
@@ -811,7 +812,7 @@ def stay_away(rank, model):
     for number in range(2):
         step(number)
     if rank == 1:
-        time.sleep(2.5)
+        time.sleep(6)
         return caught(lambda: step(2))
     return caught(lambda: step(2)), caught(lambda: used.all_reduce(torch.ones(5)))
 
@@ -821,9 +822,10 @@ def test_a_rank_that_stays_away_ends_in_an_error_on_all(model):
     (first, second), late = run_ranks(stay_away, 2, model())
     kind, text, seconds = first
     assert kind is PeerTimeoutError, text
-    assert "rank 0 waited 1 s for 16 bytes from rank 1" in text
-    assert "DDP bucket 0 of step 2" in text
-    assert seconds < 10
+    assert "rank 0 waited 3 s for 16 bytes from rank 1" in text
+    # With two buckets in flight either wait may be the first to run out.
+    assert re.search(r"DDP bucket \d of step 2", text)
+    assert seconds < 20
     assert second[:2] == first[:2], "the pipeline keeps its first error"
     assert issubclass(late[0], DynamiqError), late[1]
 
