@@ -4,8 +4,8 @@ import contextlib
 import copy
 import inspect
 import pickle
-import threading
 import re
+import threading
 import time
 import warnings
 from collections import Counter
