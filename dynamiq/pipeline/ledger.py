@@ -19,7 +19,8 @@ class Metrics:
         bytes_sent: All bytes sent: payloads, statistics, headers, uncompressed calls.
         bytes_received: All bytes received.
         verification_bytes_sent: Bytes sent by ``verify_every``, not part of ``bytes_sent``.
-        bits_per_entry: Bits sent per padded entry and pass in compressed calls; 0 without any.
+        bits_per_entry: Bits sent per padded entry and pass in compressed calls, the 16-byte headers
+            included (``measure_error`` leaves these out); 0 without any such call.
         skips: Why calls travelled uncompressed, and how many.
         codec_s: Seconds spent in statistics, encoding and accumulation.
         wire_s: Seconds in which calls in flight waited for bytes.
