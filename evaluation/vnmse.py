@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 from safetensors.torch import load_file
 
@@ -58,7 +59,7 @@ def main(
     """Print vNMSE and bits per entry of each compressor on a ring and a butterfly."""
     table = Table("compressor", "topology", "vNMSE", "± over seeds", "bits per entry")
     rows = []
-    for name, compressor in compressors(bits).items():
+    for name, compressor in track(compressors(bits).items(), "measuring", transient=True):
         for topology in (Ring(), Butterfly()):
             row = measure(gradients, compressor, topology, seeds)
             rows.append({"compressor": name, **row})
