@@ -1,5 +1,6 @@
 """What all tests share: one thread per operator, the same examples in every run, real gradients."""
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,10 @@ pytest.register_assert_rewrite("tests.contracts", "tests.probes")
 
 # Ranks are threads or processes of their own; more threads would only wait for each other.
 torch.set_num_threads(1)
+
+# A shell ignores SIGINT for jobs in the background, and so would all that the tests start and stop.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # No database: a run depends on nothing that an earlier run found. `--hypothesis-profile soak`.
 settings.register_profile(
