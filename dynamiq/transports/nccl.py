@@ -122,13 +122,13 @@ class NCCLTransport(ProcessGroupTransport):
                 try:
                     work.wait()
                 except Exception as error:  # noqa: BLE001 - backends raise anything
-                    self._fail(self._translate(error, exchange, peer), error)
+                    self._fail(self._translate(error, exchange, peer), error, exchange.label)
 
-    def _close(self, error: TransportError | None) -> None:
+    def _close(self, error: TransportError | None) -> bool:
         if error is None and self._group is not None:
             # Waits were in stream order; giving the group up must not overtake its last bytes.
             self._synchronize()
-        super()._close(error)
+        return super()._close(error)
 
     # Everything that needs a CUDA device, so that the rest can be tested without one.
 

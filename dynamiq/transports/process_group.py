@@ -116,7 +116,7 @@ class ProcessGroupTransport(Transport):
             self.world_size = dist.get_world_size(self._group)
             hellos = self._introduce(hello)
         except Exception as error:  # noqa: BLE001 - backends raise anything
-            self._fail(self._translate_connect(error), error)
+            self._fail(self._translate_connect(error), error, f"{self!r}.connect")
         self._lifecycle.open()
         return hellos
 
@@ -142,7 +142,7 @@ class ProcessGroupTransport(Transport):
             self._start(group, exchange, transfer)
         except Exception as error:  # noqa: BLE001 - backends raise anything
             peer = source if nbytes and not transfer.works else to
-            self._fail(self._translate(error, exchange, peer), error)
+            self._fail(self._translate(error, exchange, peer), error, label)
 
         def wait() -> Tensor | None:
             self._lifecycle.require_open(label)
@@ -185,7 +185,7 @@ class ProcessGroupTransport(Transport):
             try:
                 work.wait(timedelta(seconds=remaining))
             except Exception as error:  # noqa: BLE001 - backends raise anything
-                self._fail(self._translate(error, exchange, peer), error)
+                self._fail(self._translate(error, exchange, peer), error, exchange.label)
 
     def _interrupt(self, group: Any) -> None:
         """Wake the waits of this process on a group that was made here, and of its peers."""
@@ -282,19 +282,23 @@ class ProcessGroupTransport(Transport):
             f"group must connect its transport, in the same order ({reason})"
         )
 
-    def _fail(self, error: DynamiqError, cause: Exception) -> NoReturn:
+    def _fail(self, error: DynamiqError, cause: Exception, what: str) -> NoReturn:
+        """Close the transport if ``error`` says so, and raise it as the outcome of ``what``."""
         if isinstance(error, TransportError):
-            self._close(error)
+            if not self._close(error):
+                # Waits of several threads failed together: the one that closed it speaks for all.
+                raise self._lifecycle.closed_error(what)
             if error is not cause:
                 raise error from cause
         raise error
 
-    def _close(self, error: TransportError | None) -> None:
+    def _close(self, error: TransportError | None) -> bool:
+        """Close for good; return whether this call did it."""
         if not self._lifecycle.close(error):
-            return
+            return False
         group, self._group = self._group, None
         if group is None or not self._owned:
-            return
+            return True
         if error is not None or self._under_way:
             self._interrupt(group)
         # It is gone already if the default group, and all others with it, was destroyed before.
@@ -303,6 +307,7 @@ class ProcessGroupTransport(Transport):
         # A work that lives keeps the connections of its group open.
         self._under_way.clear()
         self._finished.clear()
+        return True
 
 
 def _reason(error: Exception) -> str:
