@@ -68,9 +68,9 @@ class UncompressedEncoding(DenseEncoding):
         """As many as the dtype has."""
         return count * self.wire_dtype.itemsize
 
-    def load(self, x: Tensor, rank: int) -> Tensor:
+    def load(self, x: Tensor, rank: int, out: Tensor) -> Tensor:
         """Copy and scale into range."""
-        return super().load(x, rank).div_(self._first_divisor)
+        return super().load(x, rank, out).div_(self._first_divisor)
 
     def write_values(self, values: Tensor, message: Message, entry: int, out: Tensor) -> None:
         """Round to nearest."""

@@ -129,11 +129,11 @@ class Collective:
         reduced = None
         if statistics is not None:
             small = StatisticsEncoding(statistics, n, self.call)
-            sums = small.load(statistics.values, self.rank)
+            sums = small.load(statistics.values, self.rank, statistics.values)
             yield from self._exchange(small, sums, x.device, "statistics", gather=True)
             reduced = small.result(sums)
         encoding = self.compressor.encode(reduced, layout, self.schedule, self.call, self.state)
-        work = encoding.load(x, self.rank)
+        work = encoding.load(x, self.rank, out)
         yield from self._exchange(encoding, work, x.device, "gradients", gather=self.call.gather)
         encoding.store(work, out, None if self.call.gather else self.rank)
         return self.compressor.next_state(encoding, work)

@@ -72,8 +72,12 @@ class Encoding(ABC, Generic[W]):
         """Return a payload's size in bytes, equal on all ranks; 0 is neither sent nor awaited."""
 
     @abstractmethod
-    def load(self, x: Tensor, rank: int) -> W:
-        """Bring a rank's own entries x[d] in: the only place where they enter."""
+    def load(self, x: Tensor, rank: int, out: Tensor) -> W:
+        """Bring a rank's own entries x[d] in: the only place where they enter.
+
+        ``out`` is where the result will be stored; it may be x. An encoding may put off reading x,
+        and may write the results of a message's positions early, once it has decompressed them.
+        """
 
     @abstractmethod
     def compress(self, work: W, message: Message, positions: range, out: Tensor) -> None:
@@ -81,7 +85,10 @@ class Encoding(ABC, Generic[W]):
 
     @abstractmethod
     def decompress(self, payload: Tensor, work: W, message: Message, positions: range) -> None:
-        """Replace the message's chunk in ``work`` by what the payload says (the finished sum)."""
+        """Replace the message's chunk in ``work`` by what the payload says (the finished sum).
+
+        Comes after everything else that concerns these positions of the chunk on this rank.
+        """
 
     @abstractmethod
     def decompress_accumulate(
@@ -108,9 +115,10 @@ class Encoding(ABC, Generic[W]):
 
     @abstractmethod
     def store(self, work: W, out: Tensor, chunk: int | None = None) -> None:
-        """Write the result, divided by the call's divisor, to ``out``.
+        """Write what ``work`` holds, divided by the call's divisor, to ``out``.
 
-        ``out`` is [d], or with ``chunk`` that chunk's true entries only (reduce-scatter).
+        ``out`` is [d], or with ``chunk`` that chunk's true entries only (reduce-scatter). ``work``
+        stays as it is.
         """
 
 

@@ -55,7 +55,7 @@ class DenseEncoding(Encoding[Tensor]):
         start, stop = self._span(message.chunk, positions)
         return self.value_bytes(stop - start, message)
 
-    def load(self, x: Tensor, rank: int) -> Tensor:
+    def load(self, x: Tensor, rank: int, out: Tensor) -> Tensor:
         """Copy x[d] into the padded bucket."""
         return self.layout.pad(x, self.work_dtype)
 

@@ -8,6 +8,7 @@
     ├── InputError              a tensor or an argument is refused; nothing was written
     ├── AgreementError          ranks disagree about configuration, or about one call
     ├── NonFiniteError          a NaN or an infinity, with on_nonfinite="raise"
+    ├── KernelError             a kernel cannot be compiled, loaded or launched
     ├── ClosedError             an operation on a closed pipeline or transport
     └── TransportError          bytes could not be moved
         ├── PeerLostError       the connection to a peer broke
@@ -39,6 +40,10 @@ class AgreementError(DynamiqError):
 
 class NonFiniteError(DynamiqError):
     """A gradient holds a NaN or an infinity and ``on_nonfinite="raise"`` was asked for."""
+
+
+class KernelError(DynamiqError):
+    """A kernel cannot be compiled, loaded or launched."""
 
 
 class ClosedError(DynamiqError):

@@ -89,6 +89,12 @@ class Layout:
         start, stop = self.slice_bounds(chunk)
         return stop - start
 
+    def slice_offsets(self) -> Tensor:
+        """Return int64[n + 1]: chunk c holds the flat tensor's entries offsets[c] to [c + 1]."""
+        return torch.tensor(
+            [*(self.slice_bounds(c)[0] for c in range(self.world_size)), self.numel]
+        )
+
     def true_entries(self) -> Tensor:
         """Return int64[n * p]: how many true entries each unit of the padded bucket has."""
         starts = torch.arange(self.positions) * self.unit

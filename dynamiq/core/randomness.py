@@ -25,6 +25,11 @@ _LANE = 0x9E3779B1
 _LANE_MULTIPLY_1 = 0x7FEB352D
 _LANE_MULTIPLY_2 = 0x846CA68B
 
+# Bits of float32.
+_LARGEST_BFLOAT16 = 0x7F7F0000
+_INFINITY = 0x7F800000
+_NAN = 0x7FC00000
+
 
 class Stream(IntEnum):
     """What a random number is for; keeps uses of the same address apart."""
@@ -74,8 +79,8 @@ def uniform(words: Tensor) -> Tensor:
 def stochastic_bfloat16(x: Tensor, words: Tensor) -> Tensor:
     """Round float32 to a neighbouring bfloat16 with probability by distance: unbiased.
 
-    Finite values stay finite (magnitudes beyond bfloat16's maximum saturate); NaN and infinities
-    pass through.
+    Finite values stay finite (magnitudes beyond bfloat16's maximum saturate); infinities pass
+    through, and every NaN becomes the same one.
 
     Args:
         x: float32[...] values.
@@ -84,12 +89,14 @@ def stochastic_bfloat16(x: Tensor, words: Tensor) -> Tensor:
     Returns:
         bfloat16[...].
     """
-    noise = (words >> 16).bitwise_and_(0xFFFF)
-    finite = torch.isfinite(x)
-    limit = torch.finfo(torch.bfloat16).max
-    bits = torch.where(finite, x, 0.0).view(torch.int32)
-    rounded = (bits + noise).bitwise_and_(-0x10000).view(torch.float32).clamp_(-limit, limit)
-    return torch.where(finite, rounded, x).to(torch.bfloat16)
+    bits = x.view(torch.int32)
+    magnitude = bits & 0x7FFFFFFF
+    rounded = (magnitude + (words >> 16).bitwise_and_(0xFFFF)).bitwise_and_(-0x10000)
+    rounded = rounded.clamp_(max=_LARGEST_BFLOAT16)
+    rounded = torch.where(magnitude >= _INFINITY, magnitude, rounded)
+    rounded |= bits & -0x80000000
+    rounded = torch.where(magnitude > _INFINITY, _NAN, rounded)
+    return (rounded >> 16).to(torch.int16).view(torch.bfloat16)
 
 
 def _mix64(x: int) -> int:

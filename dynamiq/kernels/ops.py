@@ -1,31 +1,199 @@
-"""The operations that compressors call, one function each.
+"""The operations that compressors call: checked, and run by the build that fits the device.
 
-Today every one of them is the reference's. Other builds of the same operations are chosen here,
-and nowhere else; :mod:`dynamiq.kernels.reference` specifies what they give.
+:mod:`dynamiq.kernels.reference` specifies what they give; every build gives the same bits. CPU
+tensors use the host build, or the reference where there is no C++ compiler; CUDA tensors use the
+kernels of their device. Shapes and meanings are those of the reference.
 """
 
+import ctypes
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
 from torch import Tensor
 
-from dynamiq.kernels import reference
-from dynamiq.kernels.wire import Address, Quantizer, Tiles
+from dynamiq.core.errors import InputError
+from dynamiq.kernels import arguments, host, reference
+from dynamiq.kernels.operands import ENTRY_FORMATS, Bucket, Result, Values
+from dynamiq.kernels.wire import SUPERGROUP, Address, Quantizer, Tiles
 
-statistics = reference.statistics
-compress = reference.compress
-decompress = reference.decompress
-decompress_accumulate = reference.decompress_accumulate
+Run = Callable[[str, ctypes.Structure, int], None]
+
+
+def statistics(bucket: Bucket, world_size: int) -> tuple[Tensor, Tensor]:
+    """Return the energy and the mean of every supergroup, float32[n * p] each."""
+    _check_bucket(bucket)
+    device = bucket.entries.device
+    count = (len(bucket.slices) - 1) * bucket.positions
+    if (run := _build(bucket)) is None:
+        return reference.statistics(bucket, world_size)
+    energy, mean = (torch.empty(count, dtype=torch.float32, device=device) for _ in range(2))
+    limit = 2.0**126 / world_size
+    a = arguments.Statistics(arguments.Bucket.of(bucket), energy.data_ptr(), mean.data_ptr(), limit)
+    run("statistics", a, count)
+    return energy, mean
+
+
+def compress(
+    values: Values, tiles: Tiles, quantizer: Quantizer, address: Address, out: Tensor
+) -> None:
+    """Write the payload of partial sums to out: uint8[tiles.nbytes]."""
+    _check_values(values, tiles.units)
+    _check_tiles(tiles, quantizer, out)
+    if (run := _build(values.bucket)) is None:
+        reference.compress(values, tiles, quantizer, address, out)
+        return
+    a = arguments.Compress(
+        arguments.Values.of(values),
+        arguments.Tiles.of(tiles),
+        arguments.Quantizer.of(quantizer, out.device),
+        arguments.Address.of(address),
+        out.data_ptr(),
+    )
+    run("compress", a, tiles.units.numel())
+
+
+def decompress(payload: Tensor, result: Result, tiles: Tiles, quantizer: Quantizer) -> None:
+    """Write the result of a finished chunk."""
+    _check_bucket(result.bucket)
+    _check_tiles(tiles, quantizer, payload)
+    if (run := _build(result.bucket)) is None:
+        reference.decompress(payload, result, tiles, quantizer)
+        return
+    a = arguments.Decompress(
+        payload.data_ptr(),
+        arguments.Result.of(result),
+        arguments.Tiles.of(tiles),
+        arguments.Quantizer.of(quantizer, payload.device),
+    )
+    run("decompress", a, tiles.units.numel())
+
+
+def decompress_accumulate(
+    payload: Tensor, values: Values, sums: Tensor, tiles: Tiles, quantizer: Quantizer
+) -> None:
+    """Write values + payload to sums: float32[t, s, 256], which may be those of the values."""
+    _check_values(values, tiles.units)
+    _check_sums(sums, tiles.units)
+    _check_tiles(tiles, quantizer, payload)
+    if (run := _build(values.bucket)) is None:
+        reference.decompress_accumulate(payload, values, sums, tiles, quantizer)
+        return
+    a = arguments.DecompressAccumulate(
+        payload.data_ptr(),
+        arguments.Values.of(values),
+        sums.data_ptr(),
+        arguments.Tiles.of(tiles),
+        arguments.Quantizer.of(quantizer, payload.device),
+    )
+    run("decompress_accumulate", a, tiles.units.numel())
 
 
 def decompress_accumulate_recompress(
     payload: Tensor,
-    values: Tensor,
+    values: Values,
     tiles: tuple[Tiles, Tiles],
     quantizer: Quantizer,
     address: Address,
     out: Tensor,
 ) -> None:
-    """Add a payload to values and write the sum's payload, in one pass where a kernel can.
+    """Write the payload of values + payload; ``tiles`` are the incoming and the outgoing ones."""
+    incoming, outgoing = tiles
+    _check_values(values, incoming.units)
+    _check_tiles(incoming, quantizer, payload)
+    _check_tiles(outgoing, quantizer, out)
+    if incoming.units.shape != outgoing.units.shape:
+        raise InputError(
+            f"incoming tiles {list(incoming.units.shape)} and outgoing tiles "
+            f"{list(outgoing.units.shape)} must hold the same supergroups"
+        )
+    if (run := _build(values.bucket)) is None:
+        reference.decompress_accumulate_recompress(payload, values, tiles, quantizer, address, out)
+        return
+    a = arguments.DecompressAccumulateRecompress(
+        payload.data_ptr(),
+        arguments.Values.of(values),
+        arguments.Tiles.of(incoming),
+        arguments.Tiles.of(outgoing),
+        arguments.Quantizer.of(quantizer, payload.device),
+        arguments.Address.of(address),
+        out.data_ptr(),
+    )
+    run("decompress_accumulate_recompress", a, incoming.units.numel())
 
-    ``tiles`` are the incoming and the outgoing message's.
-    """
-    reference.decompress_accumulate(payload, values, tiles[0], quantizer)
-    reference.compress(values, tiles[1], quantizer, address, out)
+
+def store(values: Values, units: Tensor, result: Result) -> None:
+    """Write the result of partial sums as they are; units: int64[t, s] are those of their tiles."""
+    _check_values(values, units)
+    _check_bucket(result.bucket)
+    _check("units", units, (torch.int64,), result.bucket.entries.device)
+    if (run := _build(result.bucket)) is None:
+        reference.store(values, units, result)
+        return
+    if values.sums is None and values.bucket.entries.dtype != result.bucket.entries.dtype:
+        # A kernel knows one entry format.
+        values = replace(values, sums=reference.gather(values, units))
+    a = arguments.Store(arguments.Values.of(values), units.data_ptr(), arguments.Result.of(result))
+    run("store", a, units.numel())
+
+
+def _build(bucket: Bucket) -> Run | None:
+    """Return what runs kernels for a bucket; None for the reference."""
+    entry_format, device = ENTRY_FORMATS[bucket.entries.dtype], bucket.entries.device
+    if device.type == "cpu":
+        library = host.library(entry_format)
+        return library and library.run
+    from dynamiq.kernels import launch
+
+    return launch.launcher(entry_format, device)
+
+
+def _check_bucket(bucket: Bucket) -> None:
+    _check("a bucket", bucket.entries, tuple(ENTRY_FORMATS), bucket.entries.device)
+    _check("slices", bucket.slices, (torch.int64,), bucket.entries.device)
+
+
+def _check_values(values: Values, units: Tensor) -> None:
+    _check_bucket(values.bucket)
+    for name in ("factor", "shift"):
+        _check(name, getattr(values, name), (torch.float32,), values.bucket.entries.device)
+    if values.sums is not None:
+        _check_sums(values.sums, units)
+
+
+def _check_sums(sums: Tensor, units: Tensor) -> None:
+    _check("sums", sums, (torch.float32,), units.device)
+    if sums.shape != (*units.shape, SUPERGROUP):
+        raise InputError(
+            f"sums are float32{[*units.shape, SUPERGROUP]} for these tiles, got {list(sums.shape)}"
+        )
+    if sums.data_ptr() % 16:
+        raise InputError("the memory of sums must be aligned to 16 bytes; clone them")
+
+
+def _check_tiles(tiles: Tiles, quantizer: Quantizer, payload: Tensor) -> None:
+    _check("a payload", payload, (torch.uint8,), tiles.units.device)
+    for name in ("units", "cuts", "offsets"):
+        _check(name, getattr(tiles, name), (torch.int64,), payload.device)
+    count = tiles.units.shape[0]
+    if payload.numel() != tiles.nbytes or payload.data_ptr() % 2:
+        raise InputError(
+            f"these tiles have a payload of {tiles.nbytes} bytes at an even address, got "
+            f"{payload.numel()} bytes at {payload.data_ptr():#x}"
+        )
+    if tiles.cuts.shape != (count, len(quantizer.widths)) or tiles.offsets.shape != (count + 1,):
+        raise InputError(
+            f"{count} tiles of {len(quantizer.widths)} widths need cuts of {count} rows and "
+            f"{count + 1} offsets, got {list(tiles.cuts.shape)} and {list(tiles.offsets.shape)}"
+        )
+
+
+def _check(
+    name: str, tensor: Tensor, dtypes: tuple[torch.dtype, ...], device: torch.device
+) -> None:
+    if tensor.dtype not in dtypes or not tensor.is_contiguous() or tensor.device != device:
+        names = ", ".join(str(d).removeprefix("torch.") for d in dtypes)
+        raise InputError(
+            f"{name} must be contiguous {names} on {device}, got {tensor.dtype} "
+            f"{list(tensor.shape)} with strides {tensor.stride()} on {tensor.device}"
+        )

@@ -25,6 +25,8 @@ SUPERGROUP = 256
 GROUPS = SUPERGROUP // GROUP
 TILE = 512
 """Supergroups in a tile, at most."""
+ALIGNMENT = 16
+"""Tiles have a multiple of so many bytes where the budget allows it: what kernels move at once."""
 STATISTICS_BYTES = 4
 """The BF16 energy and the BF16 mean of a supergroup."""
 SCALE_BYTES = 2
@@ -49,7 +51,7 @@ class Quantizer:
     """How a value becomes a code.
 
     Attributes:
-        widths: Bit widths in use, ascending, from {1, 2, 4, 8, 16}.
+        widths: Bit widths in use, ascending, from 1 to 10, and 16.
         levels: For each width below 16 the magnitudes of the indices 0 to R as float32 values,
             from 0 to 1; R = 2^(width - 1) - 1, and (0, 1) for one bit.
         rounding: Of entries.
@@ -70,12 +72,14 @@ class Tiles:
         units: int64[t, s], each supergroup's index in the padded bucket, in descending order of
             energy; -1 where a tile has fewer than s supergroups.
         cuts: int64[t, widths], how many supergroups of a tile have at least each width.
-        offsets: t + 1 byte offsets of the tiles in the payload.
+        offsets: int64[t + 1], where tiles begin and end; the payload begins at offsets[0].
+        nbytes: Bytes of the payload.
     """
 
     units: Tensor
     cuts: Tensor
-    offsets: tuple[int, ...]
+    offsets: Tensor
+    nbytes: int
 
 
 @dataclass(frozen=True)
@@ -128,13 +132,14 @@ class Run:
 def runs(tiles: Tiles, widths: Sequence[int]) -> dict[int, list[Run]]:
     """Return, per width, where its supergroups are in every tile that has any."""
     by_width: dict[int, list[Run]] = {width: [] for width in widths}
+    offsets = (tiles.offsets - tiles.offsets[0]).tolist()
     for tile, cuts in enumerate(tiles.cuts.tolist()):
         bounds = [*cuts, 0]
         spans = [(w, bounds[i + 1], bounds[i]) for i, w in enumerate(widths)][::-1]
         first = next((stop for w, _, stop in spans if w == 16), 0)
-        group_scales = tiles.offsets[tile] + sum((b - a) * code_bytes(w) for w, a, b in spans)
+        group_scales = offsets[tile] + sum((b - a) * code_bytes(w) for w, a, b in spans)
         scales = group_scales + (bounds[0] - first) * GROUPS
-        codes = tiles.offsets[tile]
+        codes = offsets[tile]
         for width, start, stop in spans:
             if stop > start:
                 skip = start - first

@@ -42,11 +42,19 @@ def test_capacities(counts, widths, share):
     assert len(tiles) == len(counts)
     seen = used = 0
     for count, tile in zip(counts, tiles, strict=True):
-        assert count * sizes[0] <= tile <= count * sizes[-1]
+        assert count * sizes[0] <= tile < count * sizes[-1] + 16
         seen, used = seen + count, used + tile
         assert used <= seen * budget * (1 + 1e-12)
     step = math.gcd(*(size - sizes[0] for size in sizes))
-    assert used > min(budget, sizes[-1]) * seen - max(step, 1e-6), "a larger sum would fit"
+    assert used > min(budget, sizes[-1]) * seen - step - 16, "a larger sum would fit"
+
+
+def test_large_tiles_are_aligned():
+    for count in range(64, 90):
+        assert capacities([count] * 9, (2, 4, 8), 156.3) == pytest.approx(
+            [156.3 * count] * 9, abs=96
+        )
+        assert not any(tile % 16 for tile in capacities([count] * 9, (2, 4, 8), 156.3))
 
 
 def test_capacities_are_equal_for_equal_tiles():

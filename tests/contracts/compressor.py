@@ -169,8 +169,8 @@ class SpiedEncoding(Encoding[Any]):
         assert size == agreed, f"{message}, {positions}: {size} bytes on one rank, {agreed} before"
         return size
 
-    def load(self, x: Tensor, rank: int) -> Any:
-        return self.inner.load(x, rank)
+    def load(self, x: Tensor, rank: int, out: Tensor) -> Any:
+        return self.inner.load(x, rank, out)
 
     def compress(self, work: Any, message: Message, positions: range, out: Tensor) -> None:
         def write(inside: Tensor) -> None:

@@ -54,7 +54,7 @@ class NonZeroBlocksEncoding(Encoding[Tensor]):
     def payload_bytes(self, message: Message, positions: range) -> int:
         return self._here(message, positions).numel() * self.layout.unit * 4
 
-    def load(self, x: Tensor, rank: int) -> Tensor:
+    def load(self, x: Tensor, rank: int, out: Tensor) -> Tensor:
         padded = self.layout.pad(x, torch.float32)
         return padded.view(self.layout.world_size, self.layout.positions, self.layout.unit)
 

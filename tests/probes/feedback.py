@@ -70,7 +70,8 @@ def _inner_state(state: State) -> State:
 
 def _corrected(x: Tensor, state: State) -> Tensor:
     """Return the entries with what earlier messages lost."""
-    return x.float() + state.private["lost"] if state.private else x.float()
+    values = x.to(torch.float32, copy=True)  # x may be the output, and is needed after it
+    return values + state.private["lost"] if state.private else values
 
 
 @dataclass
@@ -98,11 +99,12 @@ class FeedbackEncoding(Encoding[Work]):
     def payload_bytes(self, message: Message, positions: range) -> int:
         return self.inner.payload_bytes(message, positions)
 
-    def load(self, x: Tensor, rank: int) -> Work:
+    def load(self, x: Tensor, rank: int, out: Tensor) -> Work:
         corrected = _corrected(x, self.state)
         nothing = torch.zeros_like(corrected)
         sums, sent, result = (
-            self.inner.load(values, rank) for values in (corrected, nothing, nothing)
+            self.inner.load(values, rank, torch.empty_like(corrected))
+            for values in (corrected, nothing, nothing)
         )
         # Differences, since what a format adds to every buffer, such as a mean, is no loss.
         loaded = self._stored(sums) - self._stored(sent)

@@ -73,7 +73,7 @@ class RotatedIntegersEncoding(Encoding[Tensor]):
         first, last = self._span(message.chunk, positions)
         return (last - first) * self._width(message.summed)
 
-    def load(self, x: Tensor, rank: int) -> Tensor:
+    def load(self, x: Tensor, rank: int, out: Tensor) -> Tensor:
         work = torch.zeros(
             self.layout.world_size, self.positions, dtype=torch.int32, device=x.device
         )

@@ -13,14 +13,18 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from dynamiq.kernels.wire import supergroup_bytes
+from dynamiq.kernels.wire import ALIGNMENT, supergroup_bytes
+
+_AMPLE_BYTES = 4096
+"""Where a tile has so many to give away, less than a step and a multiple are no loss."""
 
 
 def capacities(counts: Sequence[int], widths: Sequence[int], supergroup_budget: float) -> list[int]:
     """Return the payload bytes of every tile, from numbers known before any data.
 
-    Their sum is the largest that a choice of widths can use without exceeding
-    ``supergroup_budget`` bytes per supergroup; remainders are carried from tile to tile.
+    All widths that ``supergroup_budget`` bytes per supergroup pay for can be used; remainders are
+    carried from tile to tile. Tiles have a multiple of 16 bytes, but for small ones and for budgets
+    next to the least, where that would cost a step.
 
     Args:
         counts: Supergroups of each tile.
@@ -34,9 +38,13 @@ def capacities(counts: Sequence[int], widths: Sequence[int], supergroup_budget: 
     tiles, seen, used = [], 0, 0
     for count in counts:
         seen += count
-        grains = math.floor(seen * spare / grain)
-        tiles.append(count * least + (grains - used) * grain)
-        used = grains
+        room = math.floor(seen * (least + spare)) - used
+        grains = max(0, (room - count * least) // grain)
+        size = count * least + grains * grain
+        if grains * grain >= _AMPLE_BYTES:
+            size = min(room // ALIGNMENT, -(-count * most // ALIGNMENT)) * ALIGNMENT
+        tiles.append(size)
+        used += size
     return tiles
 
 

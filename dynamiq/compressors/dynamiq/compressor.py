@@ -15,6 +15,7 @@ from dynamiq.core.message import Call
 from dynamiq.core.registry import compressor_registry
 from dynamiq.core.topology import Schedule
 from dynamiq.kernels import ops
+from dynamiq.kernels.operands import Bucket, entries_of
 from dynamiq.kernels.wire import (
     STATISTICS_BYTES,
     SUPERGROUP,
@@ -118,11 +119,10 @@ class DynamiQCompressor(Compressor):
 
     def statistics(self, x: Tensor, layout: Layout, call: Call, state: State) -> Statistics:
         """Return the energies, then the means, of all supergroups that hold entries (§3.1)."""
-        counts = layout.true_entries().to(x.device)
-        real = counts > 0
-        rows = layout.pad(x, torch.float32).view(-1, SUPERGROUP)[real]
-        energy, mean = ops.statistics(rows, counts[real], layout.world_size)
-        return Statistics(torch.cat([energy, mean]), "sum", "bf16")
+        bucket = Bucket(entries_of(x), layout.slice_offsets().to(x.device), layout.positions)
+        energy, mean = ops.statistics(bucket, layout.world_size)
+        real = (layout.true_entries() > 0).to(x.device)
+        return Statistics(torch.cat([energy[real], mean[real]]), "sum", "bf16")
 
     def encode(
         self,

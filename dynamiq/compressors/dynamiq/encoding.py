@@ -1,5 +1,7 @@
 """One call of DynamiQ: what the reduced statistics decide, and the work that follows from it."""
 
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
 import torch
@@ -11,6 +13,7 @@ from dynamiq.core.compressor import Encoding
 from dynamiq.core.layout import Layout
 from dynamiq.core.message import Call, Message
 from dynamiq.kernels import ops
+from dynamiq.kernels.operands import ENTRY_FORMATS, Bucket, Result, Values, entries_of
 from dynamiq.kernels.wire import SUPERGROUP, Address, Quantizer, Tiles
 
 _HUGE_ENERGY = 2.0**100
@@ -18,8 +21,44 @@ _TINY_ENERGY = 2.0**-100
 _LEAST_CENTRED_SHARE = 2.0**-7
 
 
-class DynamiQEncoding(Encoding[Tensor]):
-    """``work`` is float32[n, tiles, size, 256]: centred, scaled partial sums in energy order.
+@dataclass
+class Work:
+    """One rank's part: nothing is copied before it must be.
+
+    A chunk's first payload, and its own entries, are read from the bucket in energy order, and a
+    finished chunk is written there; only a chunk that several payloads are added to needs memory.
+
+    Attributes:
+        own: This rank's entries.
+        out: Where finished tiles go.
+        sums: By chunk, float32[tiles, size, 256] in energy order.
+        held: By chunk, the tiles that have sums.
+        finished: By chunk, the tiles that are in ``out``.
+    """
+
+    own: Values
+    out: Tensor
+    sums: dict[int, Tensor] = field(default_factory=dict)
+    held: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
+    finished: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
+
+    def values(self, chunk: int, tiles: range) -> Values:
+        """Return partial sums: own entries where nothing was added yet."""
+        held = self.held[chunk]
+        if held.isdisjoint(tiles):
+            return self.own
+        assert held.issuperset(tiles), "the segments of a call are always the same"
+        return replace(self.own, sums=self.sums[chunk][tiles.start : tiles.stop])
+
+    def release(self, chunk: int, tiles: range) -> None:
+        """Give up sums that will not be read again."""
+        self.held[chunk].difference_update(tiles)
+        if not self.held[chunk]:
+            self.sums.pop(chunk, None)
+
+
+class DynamiQEncoding(Encoding[Work]):
+    """Order, widths, centring and range of one call.
 
     Attributes:
         energies: float64[n * p], what the allocation saw; 0 for supergroups that are zero or
@@ -62,13 +101,15 @@ class DynamiQEncoding(Encoding[Tensor]):
         mean = torch.zeros(real.shape, dtype=torch.float32, device=device)
         energy[real], mean[real] = statistics.view(2, -1)
         mean = mean / n
-        self._contaminated = ~energy.isfinite()
-        energy = torch.where(self._contaminated, 0.0, energy)
+        contaminated = ~energy.isfinite()
+        energy = torch.where(contaminated, 0.0, energy)
         # Range: F alone decides, so that all ranks agree (a power of two is exact).
         self._factor = torch.ones_like(energy)
         self._factor[energy >= _HUGE_ENERGY] = 2.0**-80
         self._factor[(energy > 0) & (energy < _TINY_ENERGY)] = 2.0**80
         self._shift = torch.where(energy > 0, mean * self._factor, 0.0)
+        self._offset = self._shift * (n / self.call.divisor)
+        self._offset[contaminated] = torch.nan
         self.energies = energy.double()
         if centred:
             left = self.energies - n * counts * mean.double().square()
@@ -77,8 +118,8 @@ class DynamiQEncoding(Encoding[Tensor]):
         self._units = self._deal.units(self.energies)
         ordered = self.energies[self._units.clamp(min=0).view(-1)].view(self._units.shape)
         ordered = torch.where(self._units >= 0, ordered, 0.0).flatten(0, 1)
-        sizes = torch.tensor(self._bytes, dtype=torch.int64, device=device)
-        cuts = threshold_cuts(ordered, sizes, self.quantizer.widths)
+        self._offsets = torch.tensor([*accumulate(self._bytes, initial=0)], device=device)
+        cuts = threshold_cuts(ordered, self._offsets.diff(), self.quantizer.widths)
         self.cuts = cuts.view(n, self._deal.tiles, -1)
 
     def payload_bytes(self, message: Message, positions: range) -> int:
@@ -86,87 +127,102 @@ class DynamiQEncoding(Encoding[Tensor]):
         first = message.chunk * self._deal.tiles
         return sum(self._bytes[first + positions.start : first + positions.stop])
 
-    def load(self, x: Tensor, rank: int) -> Tensor:
-        """Scale into range, remove the mean that all ranks share, put into energy order."""
-        rows = self.layout.pad(x, torch.float32).view(-1, SUPERGROUP)
-        rows.mul_(self._factor[:, None]).sub_(self._shift[:, None])
-        for unit, count in self.layout.partial_units():
-            rows[unit, count:] = 0.0
-        places = self._units.clamp(min=0).view(-1)
-        return rows.index_select(0, places).view(*self._units.shape, SUPERGROUP)
+    def load(self, x: Tensor, rank: int, out: Tensor) -> Work:
+        """Copy nothing that kernels can read, and write, through the energy order."""
+        own = self._bucket(entries_of(x), 0)
+        return Work(Values(own, self._factor, self._shift), _direct(out))
 
-    def compress(self, work: Tensor, message: Message, positions: range, out: Tensor) -> None:
+    def compress(self, work: Work, message: Message, positions: range, out: Tensor) -> None:
         """See :func:`dynamiq.kernels.ops.compress`."""
+        values = work.values(message.chunk, positions)
         tiles = self._tiles(message, positions)
-        values = self._values(work, message, positions)
         ops.compress(values, tiles, self.quantizer, self._address(message), out)
 
-    def decompress(self, payload: Tensor, work: Tensor, message: Message, positions: range) -> None:
+    def decompress(self, payload: Tensor, work: Work, message: Message, positions: range) -> None:
         """See :func:`dynamiq.kernels.ops.decompress`."""
-        values = self._values(work, message, positions)
-        ops.decompress(payload, values, self._tiles(message, positions), self.quantizer)
+        chunk = message.chunk
+        work.release(chunk, positions)
+        work.finished[chunk].update(positions)
+        whole = work.out.numel() == self.layout.numel
+        result = self._result(work.out, None if whole else chunk)
+        ops.decompress(payload, result, self._tiles(message, positions), self.quantizer)
 
     def decompress_accumulate(
-        self, payload: Tensor, work: Tensor, message: Message, positions: range
+        self, payload: Tensor, work: Work, message: Message, positions: range
     ) -> None:
         """See :func:`dynamiq.kernels.ops.decompress_accumulate`."""
-        values = self._values(work, message, positions)
-        ops.decompress_accumulate(payload, values, self._tiles(message, positions), self.quantizer)
+        chunk, device = message.chunk, payload.device
+        if chunk not in work.sums:
+            shape = (self._deal.tiles, self._deal.size, SUPERGROUP)
+            work.sums[chunk] = torch.empty(shape, dtype=torch.float32, device=device)
+        sums = work.sums[chunk][positions.start : positions.stop]
+        tiles = self._tiles(message, positions)
+        values = work.values(chunk, positions)
+        ops.decompress_accumulate(payload, values, sums, tiles, self.quantizer)
+        work.held[chunk].update(positions)
 
     def decompress_accumulate_recompress(
         self,
         payload: Tensor,
-        work: Tensor,
+        work: Work,
         incoming: Message,
         outgoing: Message,
         positions: range,
         out: Tensor,
     ) -> None:
         """See :func:`dynamiq.kernels.ops.decompress_accumulate_recompress`."""
-        ops.decompress_accumulate_recompress(
-            payload,
-            self._values(work, incoming, positions),
-            (self._tiles(incoming, positions), self._tiles(outgoing, positions)),
-            self.quantizer,
-            self._address(outgoing),
-            out,
-        )
+        values = work.values(incoming.chunk, positions)
+        tiles = self._tiles(incoming, positions), self._tiles(outgoing, positions)
+        address = self._address(outgoing)
+        ops.decompress_accumulate_recompress(payload, values, tiles, self.quantizer, address, out)
+        work.release(incoming.chunk, positions)
 
-    def store(self, work: Tensor, out: Tensor, chunk: int | None = None) -> None:
-        """Undo order, centring and range, divide, and make contaminated supergroups NaN."""
-        n, p = self.layout.world_size, self.layout.positions
-        flat = self._units.view(-1)
-        places = torch.zeros(n * p, dtype=torch.int64, device=work.device)
-        held = (flat >= 0).nonzero()[:, 0]
-        places[flat[held]] = held
-        units = slice(None) if chunk is None else slice(chunk * p, (chunk + 1) * p)
-        rows = work.view(-1, SUPERGROUP).index_select(0, places[units])
-        divisor = self.call.divisor
-        rows.div_(divisor).add_((self._shift[units] * (n / divisor))[:, None])
-        rows.div_(self._factor[units, None])
+    def store(self, work: Work, out: Tensor, chunk: int | None = None) -> None:
+        """Write the sums of unfinished tiles; the others are where they belong already."""
+        target = _direct(out)
+        if chunk is None and target is not work.out:
+            target.copy_(work.out)
+        result = self._result(target, chunk)
+        for c in range(self.layout.world_size) if chunk is None else (chunk,):
+            for tile in range(self._deal.tiles):
+                if tile not in work.finished[c]:
+                    units = self._units[c, tile : tile + 1]
+                    ops.store(work.values(c, range(tile, tile + 1)), units, result)
+        if target is not out:
+            out.copy_(target)
+
+    def _bucket(self, entries: Tensor, origin: int) -> Bucket:
+        slices = self.layout.slice_offsets().to(entries.device)
+        return Bucket(entries, slices, self.layout.positions, origin)
+
+    def _result(self, out: Tensor, chunk: int | None) -> Result:
+        """Return where results go: to all of the bucket, or to one chunk's entries only."""
+        n, divisor = self.layout.world_size, self.call.divisor
+        limit = float("inf")
         if divisor == n:
             # A mean lies within the dtype's range; its quantised value may not.
-            limit = min(torch.finfo(out.dtype).max, torch.finfo(rows.dtype).max)
-            rows.clamp_(-limit, limit)
-        rows[self._contaminated[units]] = torch.nan
-        if chunk is None:
-            self.layout.unpad(rows.view(n, -1), out)
-        else:
-            out.copy_(rows.view(-1)[: out.numel()])
-
-    def _values(self, work: Tensor, message: Message, positions: range) -> Tensor:
-        return work[message.chunk, positions.start : positions.stop]
+            limit = min(torch.finfo(out.dtype).max, torch.finfo(torch.float32).max)
+        origin = 0 if chunk is None else self.layout.slice_bounds(chunk)[0]
+        bucket = self._bucket(out, origin)
+        return Result(bucket, self._factor, self._offset, float(divisor), limit)
 
     def _tiles(self, message: Message, positions: range) -> Tiles:
         here = slice(positions.start, positions.stop)
         first = message.chunk * self._deal.tiles
-        sizes = self._bytes[first + positions.start : first + positions.stop]
         return Tiles(
             self._units[message.chunk, here],
             self.cuts[message.chunk, here],
-            tuple(accumulate(sizes, initial=0)),
+            self._offsets[first + positions.start : first + positions.stop + 1],
+            self.payload_bytes(message, positions),
         )
 
     def _address(self, message: Message) -> Address:
         n = self.layout.world_size
         return Address(self.call.seed, self.call.number, message.hop, message.sender, n)
+
+
+def _direct(out: Tensor) -> Tensor:
+    """Return out, or memory that stands in for it until it is stored."""
+    if out.dtype in ENTRY_FORMATS and out.is_contiguous():
+        return out
+    return torch.empty(out.shape, dtype=torch.float32, device=out.device)

@@ -1,0 +1,168 @@
+"""The host build: the kernels' sources, compiled by the machine's C++ compiler at first use.
+
+The only module that runs a C++ compiler. Libraries are kept in the cache folder under a digest of
+sources, flags and all that the compiler says about itself and this CPU; of several processes that
+start at once, one compiles and the others wait.
+"""
+
+import contextlib
+import ctypes
+import fcntl
+import hashlib
+import logging
+import os
+import shlex
+import shutil
+import subprocess
+import tempfile
+import warnings
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+
+from dynamiq.core.errors import KernelError
+from dynamiq.kernels.cache import cache_folder, source_digest
+from dynamiq.kernels.threads import in_parts
+
+SOURCE = Path(__file__).parent / "source"
+KERNELS = tuple(sorted(path.stem for path in SOURCE.glob("*.cu")))
+COMPILERS = ("c++", "g++", "clang++")
+
+# No contraction and no fast math: results must be those of every other build. Nothing here sets
+# errno or traps, and saying so lets the compiler vectorise. -w: GCC's AVX-512 header warns.
+FLAGS = ["-x", "c++", "-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-w"]
+
+_DIGEST_BYTES = 32
+_log = logging.getLogger(__name__)
+
+
+class Library:
+    """The kernels for one entry format ("FP32", "BF16" or "FP16")."""
+
+    def __init__(self, entry_format: str) -> None:
+        """Load the kernels, compiling those that the cache does not have.
+
+        Raises:
+            KernelError: There is no compiler, or it fails, or what it made cannot be loaded.
+        """
+        with _compiled(find_compiler(), entry_format) as paths:
+            self._functions = {path.stem: _function(path) for path in paths}
+
+    def run(self, kernel: str, arguments: ctypes.Structure, count: int) -> None:
+        """Run a kernel on ``count`` supergroups, with as many threads as torch would use.
+
+        The GIL is released meanwhile. Deterministic: results do not depend on the threads.
+        """
+        function, pointer = self._functions[kernel], ctypes.byref(arguments)
+        in_parts(lambda first, last: function(pointer, first, last), count)
+
+
+@cache
+def library(entry_format: str) -> Library | None:
+    """Return the kernels for an entry format; None, with a warning, where they cannot be built."""
+    try:
+        return Library(entry_format)
+    except KernelError as error:
+        warnings.warn(
+            f"dynamiq compresses with torch operations, many times slower than its own kernels: "
+            f"{error}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return None
+
+
+def find_compiler() -> tuple[str, ...]:
+    """Return the command of the C++ compiler: ``$CXX``, or the first of COMPILERS that exists.
+
+    Raises:
+        KernelError: There is none.
+    """
+    if chosen := shlex.split(os.environ.get("CXX", "")):
+        return tuple(chosen)
+    for name in COMPILERS:
+        if path := shutil.which(name):
+            return (path,)
+    raise KernelError(
+        f"no C++ compiler: none of {', '.join(COMPILERS)} is on PATH; install one (Debian and "
+        f"Ubuntu: apt-get install g++), or name one in CXX"
+    )
+
+
+@contextlib.contextmanager
+def _compiled(compiler: tuple[str, ...], entry_format: str) -> Iterator[list[Path]]:
+    """Provide the libraries of all kernels: from the cache, or made and kept, or only made."""
+    identity = _run([*compiler, *FLAGS, "-dM", "-E", os.devnull])
+    digest = hashlib.sha256(source_digest(SOURCE) + " ".join(FLAGS).encode() + identity)
+    with contextlib.ExitStack() as stack:
+        try:
+            folder = cache_folder() / f"host-{digest.hexdigest()[:32]}" / entry_format.lower()
+            if not all(map(_is_intact, _paths(folder))):
+                folder.mkdir(parents=True, exist_ok=True)
+                lock = stack.enter_context((folder / "lock").open("ab"))
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                _compile_missing(compiler, entry_format, folder)
+        except (OSError, RuntimeError) as error:
+            _log.warning("kernels are compiled for this process alone: %s", error)
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dynamiq-")))
+            _compile_missing(compiler, entry_format, folder)
+        yield _paths(folder)
+
+
+def _paths(folder: Path) -> list[Path]:
+    return [folder / f"{kernel}.so" for kernel in KERNELS]
+
+
+def _function(path: Path) -> "ctypes._NamedFuncPointer":
+    """Return a kernel: void(const Arguments *, int64 first, int64 last)."""
+    try:
+        function = getattr(ctypes.CDLL(str(path)), path.stem)
+    except (OSError, AttributeError) as error:
+        raise KernelError(f"{path} was compiled but cannot be loaded: {error}") from error
+    function.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
+    function.restype = None
+    return function  # type: ignore[no-any-return]
+
+
+def _compile_missing(compiler: tuple[str, ...], entry_format: str, folder: Path) -> None:
+    missing = [path for path in _paths(folder) if not _is_intact(path)]
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        list(threads.map(lambda path: _compile(compiler, entry_format, path), missing))
+
+
+def _compile(compiler: tuple[str, ...], entry_format: str, path: Path) -> None:
+    """Compile a kernel, and put it in place in one step, with its digest after its last byte."""
+    source = str(SOURCE / f"{path.stem}.cu")
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        made = Path(folder) / path.name
+        options = [f"-DENTRY_{entry_format}", "-shared", "-fPIC", "-o", str(made)]
+        _run([*compiler, *FLAGS, *options, source])
+        content = made.read_bytes()
+        made.write_bytes(content + hashlib.sha256(content).digest())
+        made.replace(path)
+
+
+def _is_intact(path: Path) -> bool:
+    """Return whether a library is there and whole: loading a damaged one can kill the process."""
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return False
+    digest = hashlib.sha256(content[:-_DIGEST_BYTES]).digest()
+    return digest == content[-_DIGEST_BYTES:]
+
+
+def _run(command: list[str]) -> bytes:
+    try:
+        return subprocess.run(
+            command, check=True, capture_output=True, stdin=subprocess.DEVNULL
+        ).stdout
+    except OSError as error:
+        raise KernelError(f"the C++ compiler {command[0]} cannot be run: {error}") from error
+    except subprocess.CalledProcessError as error:
+        said = error.stderr.decode(errors="replace").strip()[:2000]
+        raise KernelError(
+            f"the C++ compiler fails with status {error.returncode}; CXX names another one.\n"
+            f"{shlex.join(command)}\n{said}"
+        ) from error

@@ -1,0 +1,70 @@
+"""What the operations read and write besides payloads: buckets, partial sums, results."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+ENTRY_FORMATS = {torch.float32: "FP32", torch.bfloat16: "BF16", torch.float16: "FP16"}
+"""What kernels read and write, by dtype."""
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """A flat tensor in supergroups: unit u is supergroup u mod p of chunk u div p.
+
+    Attributes:
+        entries: float32, bfloat16 or float16[m], contiguous.
+        slices: int64[n + 1]; chunk c holds entries slices[c] to slices[c + 1] of the flat tensor.
+        positions: Supergroups p of a chunk.
+        origin: Which entry of the flat tensor ``entries[0]`` is.
+    """
+
+    entries: Tensor
+    slices: Tensor
+    positions: int
+    origin: int = 0
+
+
+@dataclass(frozen=True)
+class Values:
+    """Partial sums in the order of tiles: ``sums``, or this rank's own entries where it is None.
+
+    Own entries are brought into range while they are read: entry · factor − shift; what a
+    supergroup has too little is zero.
+
+    Attributes:
+        bucket: This rank's own entries.
+        factor: float32[n * p], a power of two for each supergroup of the bucket.
+        shift: float32[n * p].
+        sums: float32[t, s, 256], or None.
+    """
+
+    bucket: Bucket
+    factor: Tensor
+    shift: Tensor
+    sums: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Result:
+    """Where finished sums go: (sum / divisor + offset) / factor, limited, cast, in their places.
+
+    Attributes:
+        bucket: What is written.
+        factor: float32[n * p], as in :class:`Values`.
+        offset: float32[n * p]; NaN makes the whole supergroup NaN.
+        divisor: 1 for a sum, the number of ranks for a mean.
+        limit: Largest magnitude; infinity for none.
+    """
+
+    bucket: Bucket
+    factor: Tensor
+    offset: Tensor
+    divisor: float
+    limit: float
+
+
+def entries_of(x: Tensor) -> Tensor:
+    """Return x[d] as kernels can read it: itself, or a contiguous copy, float32 if need be."""
+    return x.contiguous() if x.dtype in ENTRY_FORMATS else x.float().contiguous()

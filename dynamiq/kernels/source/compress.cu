@@ -1,0 +1,20 @@
+// Partial sums to a payload.
+#include "operands.cuh"
+#include "quantizer.cuh"
+
+struct Arguments {
+    Values values;
+    Tiles tiles;
+    Quantizer quantizer;
+    Address address;
+    uint8_t* payload;
+};
+
+INLINE void compress_at(const Arguments& a, int64_t index) {
+    Place place = place_of(a.tiles, a.quantizer.widths, index);
+    Supergroup<floats> x;
+    if (place.width) x = read(a.values, index, place.unit);
+    encode(x, place, a.quantizer, a.address, a.payload);
+}
+
+KERNEL(compress, Arguments, compress_at)

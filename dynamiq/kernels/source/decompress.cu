@@ -1,0 +1,17 @@
+// A finished payload to the result.
+#include "operands.cuh"
+#include "quantizer.cuh"
+
+struct Arguments {
+    const uint8_t* payload;
+    Result result;
+    Tiles tiles;
+    Quantizer quantizer;
+};
+
+INLINE void decompress_at(const Arguments& a, int64_t index) {
+    Place place = place_of(a.tiles, a.quantizer.widths, index);
+    if (place.unit >= 0) write(a.result, place.unit, decode(place, a.quantizer, a.payload));
+}
+
+KERNEL(decompress, Arguments, decompress_at)

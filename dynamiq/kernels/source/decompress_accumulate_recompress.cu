@@ -1,0 +1,27 @@
+// A payload, and the values that it is added to, to the sum's payload: nothing else is written.
+#include "operands.cuh"
+#include "quantizer.cuh"
+
+struct Arguments {
+    const uint8_t* payload;
+    Values values;
+    Tiles incoming;
+    Tiles outgoing;
+    Quantizer quantizer;
+    Address address;
+    uint8_t* out;
+};
+
+INLINE void decompress_accumulate_recompress_at(const Arguments& a, int64_t index) {
+    Place from = place_of(a.incoming, a.quantizer.widths, index);
+    Place to = place_of(a.outgoing, a.quantizer.widths, index);
+    Supergroup<floats> x;
+    if (to.width) {
+        x = read(a.values, index, to.unit);
+        Supergroup<floats> more = decode(from, a.quantizer, a.payload);
+        FOR_EACH_GROUP(g) if (from.width) x[g] = x[g] + more[g];
+    }
+    encode(x, to, a.quantizer, a.address, a.out);
+}
+
+KERNEL(decompress_accumulate_recompress, Arguments, decompress_accumulate_recompress_at)

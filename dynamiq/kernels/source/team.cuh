@@ -1,0 +1,147 @@
+// A team works on one supergroup: 16 threads of a GPU with a group each, or one host thread with all
+// 16 groups in turn. Code below this file is written once for both.
+//
+// `Supergroup<T>` holds a T for each of this thread's groups, to be used inside FOR_EACH_GROUP.
+// `group_floats`, `group_ints` and `group_words` hold one number for each group of the supergroup: a
+// vector on the host, the thread's own number on a GPU.
+#pragma once
+
+#include "portable.cuh"
+
+#ifdef __CUDACC__
+
+#define TEAMS_PER_BLOCK 8
+#define FOR_EACH_GROUP(g) for (int g = threadIdx.x & 15, once = 1; once; once = 0)
+#define KERNEL(name, Arguments, work)                                                             \
+    extern "C" __global__ void __launch_bounds__(16 * TEAMS_PER_BLOCK)                            \
+        name(const __grid_constant__ Arguments arguments, int64_t first, int64_t last) {          \
+        int64_t i = first + ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / 16;                \
+        if (i < last) work(arguments, i);                                                         \
+    }
+// Memory that a team shares.
+#define SHARED(Type, name)                                                                        \
+    __shared__ Type name##_of_all[TEAMS_PER_BLOCK];                                               \
+    Type& name = name##_of_all[threadIdx.x / 16]
+
+typedef float group_floats;
+typedef int32_t group_ints;
+typedef uint32_t group_words;
+
+template <class T>
+struct Supergroup {
+    T own;
+    INLINE T& operator[](int) { return own; }
+    INLINE const T& operator[](int) const { return own; }
+};
+
+INLINE uint32_t team_mask() { return 0xFFFFu << (threadIdx.x & 16); }
+INLINE void synchronize() { __syncwarp(team_mask()); }
+INLINE int own_lane() { return threadIdx.x & 15; }
+INLINE group_words group_numbers() { return own_lane(); }
+
+template <class T>
+INLINE T of_group(T x, int) { return x; }
+template <class T>
+INLINE void set_group(T& x, int, T value) { x = value; }
+
+template <class T>
+INLINE T select(bool condition, T a, T b) { return condition ? a : b; }
+
+template <class T>
+INLINE T exchange(T x, int distance) { return __shfl_xor_sync(team_mask(), x, distance, 16); }
+
+// The largest of a group.
+INLINE int32_t largest(const ints& x) {
+    int32_t r = x[0];
+    UNROLL for (int i = 1; i < 16; ++i) r = x[i] > r ? x[i] : r;
+    return r;
+}
+
+// The largest of all groups.
+INLINE int32_t largest_of_groups(group_ints x) {
+    UNROLL for (int distance = 8; distance; distance /= 2) {
+        int32_t other = exchange(x, distance);
+        x = other > x ? other : x;
+    }
+    return x;
+}
+
+// The sum over a binary tree: entry i and i + 128 first, then i + 64, ... Threads exchange halves,
+// so that each ends with one column of the 16 groups.
+INLINE float tree_sum(const Supergroup<floats>& x) {
+    float v[16];
+    UNROLL for (int i = 0; i < 16; ++i) v[i] = x.own[i];
+    UNROLL for (int half = 8; half; half /= 2) {
+        bool upper = own_lane() & half;
+        UNROLL for (int i = 0; i < half; ++i) {
+            float kept = upper ? v[i + half] : v[i];
+            float given = upper ? v[i] : v[i + half];
+            v[i] = kept + exchange(given, half);
+        }
+    }
+    UNROLL for (int distance = 8; distance; distance /= 2) v[0] = v[0] + exchange(v[0], distance);
+    return v[0];
+}
+
+// Whether this thread speaks for its team.
+INLINE bool is_speaker() { return own_lane() == 0; }
+
+// Work of `count` parts that a team shares.
+#define FOR_EACH_PART(i, count) for (int64_t i = own_lane(); i < (count); i += 16)
+
+#else
+
+#define FOR_EACH_GROUP(g) for (int g = 0; g < 16; ++g)
+#define FOR_EACH_PART(i, count) for (int64_t i = 0; i < (count); ++i)
+#define KERNEL(name, Arguments, work)                                                             \
+    extern "C" void name(const Arguments* arguments, int64_t first, int64_t last) {               \
+        for (int64_t i = first; i < last; ++i) work(*arguments, i);                               \
+    }
+#define SHARED(Type, name) Type name
+
+typedef floats group_floats;
+typedef ints group_ints;
+typedef words group_words;
+
+template <class T>
+struct Supergroup {
+    T groups[16];
+    T& operator[](int g) { return groups[g]; }
+    const T& operator[](int g) const { return groups[g]; }
+};
+
+INLINE void synchronize() {}
+INLINE group_words group_numbers() { return counting(); }
+
+template <class T>
+INLINE auto of_group(const T& x, int g) { return x[g]; }
+template <class T, class U>
+INLINE void set_group(T& x, int g, U value) { x[g] = value; }
+
+INLINE int32_t largest(ints x) {
+#ifdef __AVX512F__
+    return _mm512_reduce_max_epi32((__m512i)x);
+#else
+    int32_t r = x[0];
+    for (int i = 1; i < 16; ++i) r = x[i] > r ? x[i] : r;
+    return r;
+#endif
+}
+
+INLINE int32_t largest_of_groups(group_ints x) { return largest(x); }
+
+INLINE float tree_sum(const Supergroup<floats>& x) {
+    floats sums[8];
+    for (int g = 0; g < 8; ++g) sums[g] = x[g] + x[g + 8];
+    for (int half = 4; half; half /= 2)
+        for (int g = 0; g < half; ++g) sums[g] = sums[g] + sums[g + half];
+    float v[16];
+    memcpy(v, &sums[0], 64);
+    for (int half = 8; half; half /= 2)
+        for (int i = 0; i < half; ++i) v[i] = v[i] + v[i + half];
+    return v[0];
+}
+
+INLINE bool is_speaker() { return true; }
+
+#endif

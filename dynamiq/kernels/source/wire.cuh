@@ -1,0 +1,117 @@
+// Where a byte of a payload is, as dynamiq/kernels/wire.py says, and how codes become bits.
+#pragma once
+
+#include "team.cuh"
+
+// One width that a format uses, and where its tables begin (quantizer.cuh).
+struct Width {
+    int32_t bits;
+    int32_t top;     // R, the index of the largest level
+    int32_t cells;   // of the search table
+    int32_t steps;   // levels that may lie inside a cell
+    int32_t levels, gaps, next, starts, values;
+};
+
+struct Widths {
+    const Width* rows;  // ascending
+    int64_t count;
+};
+
+// The tiles of one message. Rows of `units` have `size` places, -1 where there is no supergroup.
+struct Tiles {
+    const int64_t* units;
+    const int64_t* cuts;     // per tile and width: how many supergroups have at least that many bits
+    const int64_t* offsets;  // bytes; the payload begins at offsets[0]
+    int64_t size;
+};
+
+// One supergroup of a payload.
+struct Place {
+    int64_t unit;
+    const Width* width;  // null if it takes no bits
+    int64_t codes, group_scales, scale;
+    int64_t slack, slack_end;  // its share of the bytes that the tile leaves unused
+};
+
+INLINE int64_t code_bytes(int bits) { return 32 * bits; }
+
+INLINE Place place_of(const Tiles& tiles, const Widths& widths, int64_t index) {
+    int64_t tile = index / tiles.size, position = index - tile * tiles.size;
+    const int64_t* cuts = tiles.cuts + tile * widths.count;
+    int64_t begin = tiles.offsets[tile] - tiles.offsets[0];
+    int64_t end = tiles.offsets[tile + 1] - tiles.offsets[0];
+    Place place;
+    place.unit = tiles.units[index];
+    place.width = nullptr;
+    place.codes = 0;
+    int64_t bytes = 0, wider = 0, unscaled = 0;
+    for (int64_t i = widths.count - 1; i >= 0; --i) {
+        const Width& width = widths.rows[i];
+        int64_t bits = width.bits;
+        if (position >= wider && position < cuts[i]) {
+            place.width = &width;
+            place.codes = begin + bytes + (position - wider) * code_bytes(bits);
+        }
+        bytes += (cuts[i] - wider) * code_bytes(bits);
+        wider = cuts[i];
+        if (bits == 16) unscaled = cuts[i];
+    }
+    int64_t scaled = wider - unscaled, before = position - unscaled;
+    place.group_scales = begin + bytes + before * 16;
+    place.scale = begin + bytes + scaled * 16 + before * 2;
+    int64_t used = begin + bytes + scaled * 18, spare = end - used;
+    place.slack = used + spare * position / tiles.size;
+    place.slack_end = used + spare * (position + 1) / tiles.size;
+    return place;
+}
+
+// The codes of one supergroup on their way to or from a payload.
+struct alignas(16) Codes {
+    uint16_t words[256];
+};
+
+// Write 16 codes as 16 · bits bits, the first one lowest.
+INLINE void pack(const ints& codes, int bits, uint16_t* out) {
+    uint64_t pending = 0;
+    int held = 0;
+    UNROLL for (int i = 0; i < 16; i += 4) {
+        uint64_t quad = (uint64_t)codes[i] | (uint64_t)codes[i + 1] << bits |
+                        (uint64_t)codes[i + 2] << 2 * bits | (uint64_t)codes[i + 3] << 3 * bits;
+        pending |= quad << held;
+        for (held += 4 * bits; held >= 16; held -= 16) {
+            *out++ = (uint16_t)pending;
+            pending >>= 16;
+        }
+    }
+}
+
+// Undo `pack`, for up to 10 bits.
+INLINE ints unpack(const uint16_t* in, int bits) {
+    ints codes;
+    uint64_t pending = 0;
+    int held = 0, mask = (1 << bits) - 1;
+    UNROLL for (int i = 0; i < 16; i += 4) {
+        for (; held < 4 * bits; held += 16) pending |= (uint64_t)*in++ << held;
+        UNROLL for (int k = 0; k < 4; ++k) codes[i + k] = (int32_t)(pending >> k * bits) & mask;
+        pending >>= 4 * bits;
+        held -= 4 * bits;
+    }
+    return codes;
+}
+
+// A 16-bit number at an even address.
+INLINE void copy_word(uint8_t* to, uint16_t value) { *(uint16_t*)to = value; }
+INLINE uint16_t word_at(const uint8_t* from) { return *(const uint16_t*)from; }
+
+// Copy an even number of bytes together, 16 at a time where both ends allow it.
+INLINE void copy(uint8_t* to, const uint8_t* from, int64_t bytes) {
+#ifdef __CUDACC__
+    if ((((uint64_t)to | (uint64_t)from | bytes) & 15) == 0) {
+        FOR_EACH_PART(i, bytes / 16) ((Quad*)to)[i] = ((const Quad*)from)[i];
+    } else {
+        FOR_EACH_PART(i, bytes) to[i] = from[i];
+    }
+#else
+    memcpy(to, from, bytes);
+#endif
+}

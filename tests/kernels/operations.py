@@ -1,0 +1,124 @@
+"""Any call of any operation: the laws of the builds and the benchmarks draw from here."""
+
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from dynamiq.compressors.dynamiq.quantizers import exponential_levels
+from dynamiq.core.layout import Layout
+from dynamiq.kernels.operands import Bucket, Result, Values
+from dynamiq.kernels.wire import (
+    SUPERGROUP,
+    Address,
+    Quantizer,
+    Rounding,
+    ScaleRounding,
+    Tiles,
+    supergroup_bytes,
+)
+
+WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 16)
+EPSILON = {4: 0.30, 8: 0.08}
+
+
+def quantizer(
+    widths: tuple[int, ...],
+    rounding: Rounding = "stochastic",
+    scale_rounding: ScaleRounding = "stochastic",
+    epsilon: dict[int, float] = EPSILON,
+) -> Quantizer:
+    """Return a quantiser for some of WIDTHS, with levels that are uniform but where ε says."""
+    levels = tuple(exponential_levels(w, epsilon.get(w, 0.0)) if w < 16 else () for w in widths)
+    return Quantizer(widths, levels, rounding, scale_rounding)
+
+
+@dataclass(repr=False)
+class Call:
+    """One chunk of a bucket, with everything that an operation on it may need."""
+
+    layout: Layout
+    values: Values
+    result: Result
+    tiles: Tiles
+    quantizer: Quantizer
+    address: Address
+
+    @classmethod
+    def of(
+        cls,
+        x: Tensor,
+        layout: Layout,
+        quantizer: Quantizer,
+        address: Address,
+        *,
+        chunk: int = 0,
+        tile_count: int = 1,
+        seed: int = 0,
+        divisor: int = 1,
+        spare: int = 0,
+        mixed: bool = True,
+    ) -> "Call":
+        """Return a call on chunk ``chunk`` of x[d] with supergroups in a random order.
+
+        Args:
+            x: The entries.
+            layout: In supergroups.
+            quantizer: Its widths are given out at random, none at all included if ``mixed``.
+            address: Of the message.
+            chunk: Which chunk.
+            tile_count: Into how many tiles its supergroups are dealt.
+            seed: Of order, widths, factors and shifts.
+            divisor: Of the result.
+            spare: Bytes left over in each tile.
+            mixed: Whether there are also supergroups without bits, and contaminated ones.
+        """
+        generator = torch.Generator().manual_seed(seed)
+        p, n = layout.positions, layout.world_size
+        size = -(-p // tile_count)
+        counts = layout.true_entries()
+        units = torch.randperm(p, generator=generator) + chunk * p
+        units = units[counts[units] > 0]
+        units = torch.nn.functional.pad(units, (0, tile_count * size - len(units)), value=-1)
+        units = units.view(tile_count, size)
+        # Places without a supergroup are the last ones of a tile.
+        units = units.gather(1, (units < 0).int().argsort(dim=1, stable=True))
+        held = (units >= 0).sum(1, keepdim=True)
+        shares = torch.rand(tile_count, len(quantizer.widths), generator=generator)
+        if not mixed:
+            shares[:, 0] = 1.0
+        cuts = (shares.cummin(1).values * (held + 0.999)).long().minimum(held)
+        nbytes = [
+            sum(
+                (row[i] - (row[i + 1] if i + 1 < len(row) else 0)) * supergroup_bytes(w)
+                for i, w in enumerate(quantizer.widths)
+            )
+            + spare
+            for row in cuts.tolist()
+        ]
+        offsets = torch.tensor([*accumulate(nbytes, initial=1000)])
+        factor = torch.ones(n * p)
+        shift = 0.1 * torch.randn(n * p, generator=generator)
+        offset = shift * divisor
+        if mixed:
+            factor[::5], factor[1::7] = 2.0**-80, 2.0**80
+            offset[3::11] = torch.nan
+        slices = layout.slice_offsets()
+        limit = torch.finfo(x.dtype).max if divisor > 1 else float("inf")
+        return cls(
+            layout,
+            Values(Bucket(x, slices, p), factor, shift),
+            Result(Bucket(x.clone(), slices, p), factor, offset, float(divisor), limit),
+            Tiles(units, cuts, offsets, sum(nbytes)),
+            quantizer,
+            address,
+        )
+
+    def payload(self) -> Tensor:
+        """Return memory for a payload, full of ones."""
+        return torch.full((self.tiles.nbytes,), 255, dtype=torch.uint8)
+
+    def sums(self) -> Tensor:
+        """Return memory for sums."""
+        return torch.full((*self.tiles.units.shape, SUPERGROUP), -7.0)
