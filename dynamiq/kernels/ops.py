@@ -142,7 +142,7 @@ def _build(bucket: Bucket) -> Run | None:
     entry_format, device = ENTRY_FORMATS[bucket.entries.dtype], bucket.entries.device
     if device.type == "cpu":
         library = host.library(entry_format)
-        return library and library.run
+        return None if library is None else library.run
     from dynamiq.kernels import launch
 
     return launch.launcher(entry_format, device)

@@ -17,4 +17,8 @@ INLINE void compress_at(const Arguments& a, int64_t index) {
     encode(x, place, a.quantizer, a.address, a.payload);
 }
 
+INLINE void prefetch(const Arguments& a, int64_t index) {
+    prefetch(a.values, a.tiles, index);
+}
+
 KERNEL(compress, Arguments, compress_at)

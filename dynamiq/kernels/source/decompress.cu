@@ -14,4 +14,8 @@ INLINE void decompress_at(const Arguments& a, int64_t index) {
     if (place.unit >= 0) write(a.result, place.unit, decode(place, a.quantizer, a.payload));
 }
 
+INLINE void prefetch(const Arguments& a, int64_t index) {
+    fetch(place_in(a.result.bucket, a.tiles.units[index]), 256 * sizeof(Entry));
+}
+
 KERNEL(decompress, Arguments, decompress_at)

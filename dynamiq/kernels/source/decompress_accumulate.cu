@@ -20,4 +20,8 @@ INLINE void decompress_accumulate_at(const Arguments& a, int64_t index) {
     }
 }
 
+INLINE void prefetch(const Arguments& a, int64_t index) {
+    prefetch(a.values, a.tiles, index);
+}
+
 KERNEL(decompress_accumulate, Arguments, decompress_accumulate_at)

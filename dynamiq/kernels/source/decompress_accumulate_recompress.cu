@@ -24,4 +24,8 @@ INLINE void decompress_accumulate_recompress_at(const Arguments& a, int64_t inde
     encode(x, to, a.quantizer, a.address, a.out);
 }
 
+INLINE void prefetch(const Arguments& a, int64_t index) {
+    prefetch(a.values, a.incoming, index);
+}
+
 KERNEL(decompress_accumulate_recompress, Arguments, decompress_accumulate_recompress_at)

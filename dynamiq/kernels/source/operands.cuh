@@ -3,6 +3,7 @@
 
 #include "bucket.cuh"
 #include "randomness.cuh"
+#include "wire.cuh"
 
 // Partial sums: those in `sums` or, if that is null, this rank's own entries, brought into range.
 struct Values {
@@ -32,6 +33,16 @@ INLINE Supergroup<floats> read(const Values& values, int64_t index, int64_t unit
         }
     }
     return x;
+}
+
+// Where the entries of a unit are; null if they are not in the bucket.
+INLINE const Entry* place_in(const Bucket& bucket, int64_t unit) {
+    return unit < 0 ? nullptr : extent_of(bucket, unit).entries;
+}
+
+// Begin to fetch what `read` will need.
+INLINE void prefetch(const Values& values, const Tiles& tiles, int64_t index) {
+    if (!values.sums) fetch(place_in(values.bucket, tiles.units[index]), 256 * sizeof(Entry));
 }
 
 // Where the result goes, and what is undone on the way.

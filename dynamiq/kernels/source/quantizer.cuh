@@ -31,28 +31,40 @@ INLINE ints magnitude_bits(const floats& x) {
 
 // The sender's place in a random permutation of the ranks, another one for every entry: ranks are
 // inserted one after the other, rank j at a uniform place among 0 to j.
-INLINE ints stratum(const Address& address, int64_t unit, int g) {
-    ints place = sixteen(0);
-    words random = sixteen(0u);
+INLINE Supergroup<ints> strata(const Address& address, int64_t unit) {
+    Supergroup<ints> place;
+    Supergroup<words> random;
     for (int rank = address.sender; rank < address.world_size; ++rank) {
-        if (rank == address.sender || rank % 2 == 0)
-            random = random_words(block_key(fold(address.strata, rank / 2), unit), entry_lanes(g));
-        words half = rank % 2 == 0 ? random & 0xFFFFu : random >> 16;
-        ints inserted = as_ints(half * (uint32_t)(rank + 1) >> 16);
-        place = rank == address.sender ? inserted
-                                       : select(inserted <= place, place + 1, place);
+        bool first = rank == address.sender, drawn = first || rank % 2 == 0;
+        BlockKey key = block_key(fold(address.strata, rank / 2), unit);
+        FOR_EACH_GROUP(g) {
+            if (drawn) random[g] = random_words(key, entry_lanes(g));
+            words half = rank % 2 == 0 ? random[g] & 0xFFFFu : random[g] >> 16;
+            ints inserted = as_ints(half * (uint32_t)(rank + 1) >> 16);
+            place[g] = first ? inserted : select(inserted <= place[g], place[g] + 1, place[g]);
+        }
     }
     return place;
 }
 
-// The rounding thresholds of the entries of group g, in (0, 1).
-INLINE floats thresholds(const Quantizer& quantizer, const Address& address, int64_t unit, int g) {
-    if (quantizer.rounding == NEAREST) return sixteen(0.5f);
-    floats u = uniform(random_words(block_key(address.entries, unit), entry_lanes(g)));
+// The rounding thresholds of all entries, in (0, 1).
+INLINE Supergroup<floats> thresholds(const Quantizer& quantizer, const Address& address,
+                                     int64_t unit) {
+    Supergroup<floats> u;
+    if (quantizer.rounding == NEAREST) {
+        FOR_EACH_GROUP(g) u[g] = sixteen(0.5f);
+        return u;
+    }
+    BlockKey key = block_key(address.entries, unit);
+    FOR_EACH_GROUP(g) u[g] = uniform(random_words(key, entry_lanes(g)));
     if (quantizer.rounding == STOCHASTIC) return u;
-    u = (to_float(stratum(address, unit, g)) + u) / (float)address.world_size;
-    u = select(u < 0x1p-24f, sixteen(0x1p-24f), u);
-    return select(u > 1.0f - 0x1p-24f, sixteen(1.0f - 0x1p-24f), u);
+    Supergroup<ints> place = strata(address, unit);
+    FOR_EACH_GROUP(g) {
+        u[g] = (to_float(place[g]) + u[g]) / (float)address.world_size;
+        u[g] = select(u[g] < 0x1p-24f, sixteen(0x1p-24f), u[g]);
+        u[g] = select(u[g] > 1.0f - 0x1p-24f, sixteen(1.0f - 0x1p-24f), u[g]);
+    }
+    return u;
 }
 
 // A supergroup's scales.
@@ -130,13 +142,14 @@ INLINE void encode(const Supergroup<floats>& x, const Place& place, const Quanti
             pack(stochastic_bfloat16(x[g], random), 16, codes.words + 16 * g);
         }
     } else {
-        group_ints largest_bits;
-        FOR_EACH_GROUP(g) set_group(largest_bits, g, largest(magnitude_bits(x[g])));
-        Scales scales = scales_of(largest_bits, quantizer, address, place.unit);
+        Supergroup<ints> magnitudes;
+        FOR_EACH_GROUP(g) magnitudes[g] = magnitude_bits(x[g]);
+        Scales scales =
+            scales_of(largest_of_each(magnitudes), quantizer, address, place.unit);
+        Supergroup<floats> u = thresholds(quantizer, address, place.unit);
         FOR_EACH_GROUP(g) {
-            floats u = thresholds(quantizer, address, place.unit, g);
             float divisor = of_group(scales.divisor, g);
-            ints group = quantized(x[g], divisor, width, quantizer.tables, u);
+            ints group = quantized(x[g], divisor, width, quantizer.tables, u[g]);
             pack(group, width.bits, codes.words + width.bits * g);
             payload[place.group_scales + g] = (uint8_t)of_group(scales.codes, g);
         }

@@ -15,12 +15,12 @@ INLINE float clamped(double x, double low, double high) {
 INLINE void statistics_of(const Arguments& a, int64_t unit) {
     Extent extent = extent_of(a.bucket, unit);
     Supergroup<floats> x, squares;
-    group_ints largest_bits;
+    Supergroup<ints> magnitudes;
     FOR_EACH_GROUP(g) {
         x[g] = read_group(extent, g);
-        set_group(largest_bits, g, largest(bits_of(x[g]) & 0x7FFFFFFF));
+        magnitudes[g] = bits_of(x[g]) & 0x7FFFFFFF;
     }
-    float magnitude = float_of_bits(largest_of_groups(largest_bits));
+    float magnitude = float_of_bits(largest_of_groups(largest_of_each(magnitudes)));
     float factor = magnitude >= 0x1p50f ? 0x1p-100f : magnitude < 0x1p-50f ? 0x1p100f : 1.0f;
     FOR_EACH_GROUP(g) {
         x[g] = x[g] * factor;
@@ -35,5 +35,7 @@ INLINE void statistics_of(const Arguments& a, int64_t unit) {
     a.energy[unit] = energy != energy ? float_of_bits(0x7FC00000) : (float)energy;
     a.mean[unit] = mean != mean ? float_of_bits(0x7FC00000) : clamped(mean, -a.limit, a.limit);
 }
+
+INLINE void prefetch(const Arguments&, int64_t) {}
 
 KERNEL(statistics, Arguments, statistics_of)

@@ -57,6 +57,9 @@ INLINE int32_t largest(const ints& x) {
     return r;
 }
 
+// The largest of each group.
+INLINE group_ints largest_of_each(const Supergroup<ints>& x) { return largest(x.own); }
+
 // The largest of all groups.
 INLINE int32_t largest_of_groups(group_ints x) {
     UNROLL for (int distance = 8; distance; distance /= 2) {
@@ -95,8 +98,13 @@ INLINE bool is_speaker() { return own_lane() == 0; }
 #define FOR_EACH_PART(i, count) for (int64_t i = 0; i < (count); ++i)
 #define KERNEL(name, Arguments, work)                                                             \
     extern "C" void name(const Arguments* arguments, int64_t first, int64_t last) {               \
-        for (int64_t i = first; i < last; ++i) work(*arguments, i);                               \
+        for (int64_t i = first; i < last; ++i) {                                                  \
+            if (i + AHEAD < last) prefetch(*arguments, i + AHEAD);                                \
+            work(*arguments, i);                                                                  \
+        }                                                                                         \
     }
+// How many supergroups before its turn one is fetched: they lie in no order that a CPU could guess.
+#define AHEAD 2
 #define SHARED(Type, name) Type name
 
 typedef floats group_floats;
@@ -126,6 +134,31 @@ INLINE int32_t largest(ints x) {
     for (int i = 1; i < 16; ++i) r = x[i] > r ? x[i] : r;
     return r;
 #endif
+}
+
+// The larger of two lanes at a distance d: of `a` where bit d of the lane is clear, else of `b`.
+#define LANE(i, d) ((i) & d ? (i) + 16 : (i))
+#define OTHER(i, d) ((i) & d ? ((i) ^ d) + 16 : (i) ^ d)
+#define ALL_LANES(lane, d)                                                                        \
+    lane(0, d), lane(1, d), lane(2, d), lane(3, d), lane(4, d), lane(5, d), lane(6, d),           \
+        lane(7, d), lane(8, d), lane(9, d), lane(10, d), lane(11, d), lane(12, d), lane(13, d),   \
+        lane(14, d), lane(15, d)
+template <int d>
+INLINE ints merged(ints a, ints b) {
+    ints x = __builtin_shufflevector(a, b, ALL_LANES(LANE, d));
+    ints y = __builtin_shufflevector(a, b, ALL_LANES(OTHER, d));
+    return x > y ? x : y;
+}
+#undef LANE
+#undef OTHER
+#undef ALL_LANES
+
+INLINE group_ints largest_of_each(const Supergroup<ints>& x) {
+    ints m[8];
+    for (int g = 0; g < 8; ++g) m[g] = merged<8>(x[g], x[g + 8]);
+    for (int g = 0; g < 4; ++g) m[g] = merged<4>(m[g], m[g + 4]);
+    for (int g = 0; g < 2; ++g) m[g] = merged<2>(m[g], m[g + 2]);
+    return merged<1>(m[0], m[1]);
 }
 
 INLINE int32_t largest_of_groups(group_ints x) { return largest(x); }

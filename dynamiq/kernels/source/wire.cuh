@@ -72,12 +72,20 @@ struct alignas(16) Codes {
 
 // Write 16 codes as 16 · bits bits, the first one lowest.
 INLINE void pack(const ints& codes, int bits, uint16_t* out) {
+    uint64_t fours[4];
+    join_fours(codes, bits, fours);
+#ifndef __CUDACC__
+    if (bits <= 8) {  // two integers of `bits` bytes; what the stores add is overwritten later
+        uint64_t low = fours[0] | fours[1] << 4 * bits, high = fours[2] | fours[3] << 4 * bits;
+        memcpy(out, &low, 8);
+        memcpy((uint8_t*)out + bits, &high, 8);
+        return;
+    }
+#endif
     uint64_t pending = 0;
     int held = 0;
-    UNROLL for (int i = 0; i < 16; i += 4) {
-        uint64_t quad = (uint64_t)codes[i] | (uint64_t)codes[i + 1] << bits |
-                        (uint64_t)codes[i + 2] << 2 * bits | (uint64_t)codes[i + 3] << 3 * bits;
-        pending |= quad << held;
+    UNROLL for (int k = 0; k < 4; ++k) {
+        pending |= fours[k] << held;
         for (held += 4 * bits; held >= 16; held -= 16) {
             *out++ = (uint16_t)pending;
             pending >>= 16;
@@ -87,6 +95,14 @@ INLINE void pack(const ints& codes, int bits, uint16_t* out) {
 
 // Undo `pack`, for up to 10 bits.
 INLINE ints unpack(const uint16_t* in, int bits) {
+#ifndef __CUDACC__
+    if (bits <= 8) {
+        uint64_t low, high;
+        memcpy(&low, in, 8);
+        memcpy(&high, (const uint8_t*)in + bits, 8);
+        return split_eights(low, high, bits);
+    }
+#endif
     ints codes;
     uint64_t pending = 0;
     int held = 0, mask = (1 << bits) - 1;
