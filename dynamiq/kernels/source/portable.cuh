@@ -8,12 +8,16 @@
 
 #ifdef __CUDACC__
 
+#ifdef __CUDACC_RTC__  // which has no headers
 typedef signed int int32_t;
 typedef unsigned char uint8_t;
 typedef unsigned short uint16_t;
 typedef unsigned int uint32_t;
 typedef signed long long int64_t;
 typedef unsigned long long uint64_t;
+#else
+#include <cstdint>
+#endif
 
 #define INLINE __device__ __forceinline__
 #define UNROLL _Pragma("unroll")

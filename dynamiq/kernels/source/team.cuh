@@ -69,19 +69,26 @@ INLINE int32_t largest_of_groups(group_ints x) {
     return x;
 }
 
-// The sum over a binary tree: entry i and i + 128 first, then i + 64, ... Threads exchange halves,
-// so that each ends with one column of the 16 groups.
+// Threads at a distance of `half` exchange halves of what they hold, and add.
+template <int half>
+INLINE void add_halves(float* v) {
+    bool upper = own_lane() & half;
+    UNROLL for (int i = 0; i < half; ++i) {
+        float kept = upper ? v[i + half] : v[i];
+        float given = upper ? v[i] : v[i + half];
+        v[i] = kept + exchange(given, half);
+    }
+}
+
+// The sum over a binary tree: entry i and i + 128 first, then i + 64, ... Halving leaves each thread
+// with the sum of one column of the 16 groups.
 INLINE float tree_sum(const Supergroup<floats>& x) {
     float v[16];
     UNROLL for (int i = 0; i < 16; ++i) v[i] = x.own[i];
-    UNROLL for (int half = 8; half; half /= 2) {
-        bool upper = own_lane() & half;
-        UNROLL for (int i = 0; i < half; ++i) {
-            float kept = upper ? v[i + half] : v[i];
-            float given = upper ? v[i] : v[i + half];
-            v[i] = kept + exchange(given, half);
-        }
-    }
+    add_halves<8>(v);
+    add_halves<4>(v);
+    add_halves<2>(v);
+    add_halves<1>(v);
     UNROLL for (int distance = 8; distance; distance /= 2) v[0] = v[0] + exchange(v[0], distance);
     return v[0];
 }
