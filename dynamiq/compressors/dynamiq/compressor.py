@@ -7,6 +7,7 @@ from pydantic import Field, field_validator, model_validator
 from torch import Tensor
 
 from dynamiq.compressors.dynamiq.encoding import DynamiQEncoding
+from dynamiq.compressors.dynamiq.geometry import Supergroups
 from dynamiq.compressors.dynamiq.quantizers import LEVELLED_BELOW, exponential_levels
 from dynamiq.core.compressor import Compressor, State, Statistics
 from dynamiq.core.errors import ConfigurationError
@@ -119,10 +120,10 @@ class DynamiQCompressor(Compressor):
 
     def statistics(self, x: Tensor, layout: Layout, call: Call, state: State) -> Statistics:
         """Return the energies, then the means, of all supergroups that hold entries (§3.1)."""
-        bucket = Bucket(entries_of(x), layout.slice_offsets().to(x.device), layout.positions)
-        energy, mean = ops.statistics(bucket, layout.world_size)
-        real = (layout.true_entries() > 0).to(x.device)
-        return Statistics(torch.cat([energy[real], mean[real]]), "sum", "bf16")
+        supergroups = Supergroups.of(layout, x.device)
+        bucket = Bucket(entries_of(x), supergroups.slices, layout.positions)
+        both = torch.stack(ops.statistics(bucket, layout.world_size))
+        return Statistics(both[:, supergroups.real].view(-1), "sum", "bf16")
 
     def encode(
         self,

@@ -1,13 +1,15 @@
 """One call of DynamiQ: what the reduced statistics decide, and the work that follows from it."""
 
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
+from itertools import groupby
 
 import torch
 from torch import Tensor
 
-from dynamiq.compressors.dynamiq.allocation import capacities, threshold_cuts
+from dynamiq.compressors.dynamiq.allocation import threshold_cuts
+from dynamiq.compressors.dynamiq.geometry import Capacities, Supergroups
 from dynamiq.compressors.dynamiq.order import Deal
 from dynamiq.core.compressor import Encoding
 from dynamiq.core.layout import Layout
@@ -50,6 +52,15 @@ class Work:
         assert held.issuperset(tiles), "the segments of a call are always the same"
         return replace(self.own, sums=self.sums[chunk][tiles.start : tiles.stop])
 
+    def unfinished(self, chunk: int, tiles: int) -> Iterator[range]:
+        """Yield the unfinished ones of a chunk's tiles, in ranges that have sums or have none."""
+        held, finished = self.held[chunk], self.finished[chunk]
+        alike = groupby(range(tiles), lambda tile: (tile in finished, tile in held))
+        for (done, _), group in alike:
+            if not done:
+                places = list(group)
+                yield range(places[0], places[-1] + 1)
+
     def release(self, chunk: int, tiles: range) -> None:
         """Give up sums that will not be read again."""
         self.held[chunk].difference_update(tiles)
@@ -90,15 +101,17 @@ class DynamiQEncoding(Encoding[Work]):
         self.quantizer = quantizer
         self._deal = Deal.of(layout)
         self.positions = self._deal.tiles
-        self._bytes = capacities(self._deal.counts(), quantizer.widths, supergroup_budget)
+        self._capacities = Capacities.of(
+            self._deal, quantizer.widths, supergroup_budget, statistics.device
+        )
         self._decide(statistics, centred)
 
     def _decide(self, statistics: Tensor, centred: bool) -> None:
         n, device = self.layout.world_size, statistics.device
-        counts = self.layout.true_entries().to(device)
-        real = counts > 0
-        energy = torch.full(real.shape, -1.0, dtype=torch.float32, device=device)
-        mean = torch.zeros(real.shape, dtype=torch.float32, device=device)
+        supergroups = Supergroups.of(self.layout, device)
+        counts, real = supergroups.counts, supergroups.real
+        energy = torch.full(counts.shape, -1.0, dtype=torch.float32, device=device)
+        mean = torch.zeros(counts.shape, dtype=torch.float32, device=device)
         energy[real], mean[real] = statistics.view(2, -1)
         mean = mean / n
         contaminated = ~energy.isfinite()
@@ -118,14 +131,14 @@ class DynamiQEncoding(Encoding[Work]):
         self._units = self._deal.units(self.energies)
         ordered = self.energies[self._units.clamp(min=0).view(-1)].view(self._units.shape)
         ordered = torch.where(self._units >= 0, ordered, 0.0).flatten(0, 1)
-        self._offsets = torch.tensor([*accumulate(self._bytes, initial=0)], device=device)
-        cuts = threshold_cuts(ordered, self._offsets.diff(), self.quantizer.widths)
+        room = self._capacities.offsets.diff()
+        cuts = threshold_cuts(ordered, room, self.quantizer.widths)
         self.cuts = cuts.view(n, self._deal.tiles, -1)
 
     def payload_bytes(self, message: Message, positions: range) -> int:
         """The capacity of the tiles."""
         first = message.chunk * self._deal.tiles
-        return sum(self._bytes[first + positions.start : first + positions.stop])
+        return sum(self._capacities.nbytes[first + positions.start : first + positions.stop])
 
     def load(self, x: Tensor, rank: int, out: Tensor) -> Work:
         """Copy nothing that kernels can read, and write, through the energy order."""
@@ -184,15 +197,14 @@ class DynamiQEncoding(Encoding[Work]):
             target.copy_(work.out)
         result = self._result(target, chunk)
         for c in range(self.layout.world_size) if chunk is None else (chunk,):
-            for tile in range(self._deal.tiles):
-                if tile not in work.finished[c]:
-                    units = self._units[c, tile : tile + 1]
-                    ops.store(work.values(c, range(tile, tile + 1)), units, result)
+            for tiles in work.unfinished(c, self._deal.tiles):
+                units = self._units[c, tiles.start : tiles.stop]
+                ops.store(work.values(c, tiles), units, result)
         if target is not out:
             out.copy_(target)
 
     def _bucket(self, entries: Tensor, origin: int) -> Bucket:
-        slices = self.layout.slice_offsets().to(entries.device)
+        slices = Supergroups.of(self.layout, entries.device).slices
         return Bucket(entries, slices, self.layout.positions, origin)
 
     def _result(self, out: Tensor, chunk: int | None) -> Result:
@@ -212,7 +224,7 @@ class DynamiQEncoding(Encoding[Work]):
         return Tiles(
             self._units[message.chunk, here],
             self.cuts[message.chunk, here],
-            self._offsets[first + positions.start : first + positions.stop + 1],
+            self._capacities.offsets[first + positions.start : first + positions.stop + 1],
             self.payload_bytes(message, positions),
         )
 
