@@ -30,6 +30,7 @@ NAMES = [
     "Handle",
     "Hop",
     "InputError",
+    "KernelError",
     "Layout",
     "LoopbackTransport",
     "Message",

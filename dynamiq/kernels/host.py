@@ -3,6 +3,10 @@
 The only module that runs a C++ compiler. Libraries are kept in the cache folder under a digest of
 sources, flags and all that the compiler says about itself and this CPU; of several processes that
 start at once, one compiles and the others wait.
+
+Variables: ``CXX`` is the compiler's command. ``DYNAMIQ_HOST_FLAGS`` are flags after those below,
+for instance ``-march=x86-64-v3``, so that all CPUs of a mixed cluster share what one of them made.
+They must leave arithmetic as it is (no ``-ffast-math``), or ranks no longer agree.
 """
 
 import contextlib
@@ -31,7 +35,10 @@ COMPILERS = ("c++", "g++", "clang++")
 
 # No contraction and no fast math: results must be those of every other build. Nothing here sets
 # errno or traps, and saying so lets the compiler vectorise. -w: GCC's AVX-512 header warns.
-FLAGS = ["-x", "c++", "-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-w"]
+FLAGS = (
+    *("-x", "c++", "-std=c++17", "-O3", "-march=native", "-w"),
+    *("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"),
+)
 
 _DIGEST_BYTES = 32
 _log = logging.getLogger(__name__)
@@ -64,9 +71,11 @@ def library(entry_format: str) -> Library | None:
     try:
         return Library(entry_format)
     except KernelError as error:
+        # compress, 2^20 entries of 4 bits, one thread of an AVX-512 CPU: 78 ms instead of 1.3 ms;
+        # tests/benchmarks/test_kernels.py, with CXX=false and without.
         warnings.warn(
-            f"dynamiq compresses with torch operations, many times slower than its own kernels: "
-            f"{error}",
+            f"dynamiq compresses {entry_format} with torch operations, about 60 times slower than "
+            f"its own kernels: {error}",
             RuntimeWarning,
             stacklevel=2,
         )
@@ -90,11 +99,16 @@ def find_compiler() -> tuple[str, ...]:
     )
 
 
+def flags() -> list[str]:
+    """Return the compiler's flags: FLAGS, then those of ``$DYNAMIQ_HOST_FLAGS``."""
+    return [*FLAGS, *shlex.split(os.environ.get("DYNAMIQ_HOST_FLAGS", ""))]
+
+
 @contextlib.contextmanager
 def _compiled(compiler: tuple[str, ...], entry_format: str) -> Iterator[list[Path]]:
     """Provide the libraries of all kernels: from the cache, or made and kept, or only made."""
-    identity = _run([*compiler, *FLAGS, "-dM", "-E", os.devnull])
-    digest = hashlib.sha256(source_digest(SOURCE) + " ".join(FLAGS).encode() + identity)
+    identity = _run([*compiler, *flags(), "-dM", "-E", os.devnull])
+    digest = hashlib.sha256(source_digest(SOURCE) + shlex.join(flags()).encode() + identity)
     with contextlib.ExitStack() as stack:
         try:
             folder = cache_folder() / f"host-{digest.hexdigest()[:32]}" / entry_format.lower()
@@ -102,11 +116,20 @@ def _compiled(compiler: tuple[str, ...], entry_format: str) -> Iterator[list[Pat
                 folder.mkdir(parents=True, exist_ok=True)
                 lock = stack.enter_context((folder / "lock").open("ab"))
                 fcntl.flock(lock, fcntl.LOCK_EX)
+                for unfinished in folder.glob("making-*"):  # by a process that was killed
+                    shutil.rmtree(unfinished, ignore_errors=True)
                 _compile_missing(compiler, entry_format, folder)
         except (OSError, RuntimeError) as error:
-            _log.warning("kernels are compiled for this process alone: %s", error)
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dynamiq-")))
-            _compile_missing(compiler, entry_format, folder)
+            _log.warning(
+                "kernels are compiled for this process alone, since they cannot be kept (%s); "
+                "DYNAMIQ_CACHE names another folder",
+                error,
+            )
+            try:
+                folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dynamiq-")))
+                _compile_missing(compiler, entry_format, folder)
+            except OSError as error:
+                raise KernelError(f"there is no place for compiled kernels: {error}") from error
         yield _paths(folder)
 
 
@@ -119,7 +142,9 @@ def _function(path: Path) -> "ctypes._NamedFuncPointer":
     try:
         function = getattr(ctypes.CDLL(str(path)), path.stem)
     except (OSError, AttributeError) as error:
-        raise KernelError(f"{path} was compiled but cannot be loaded: {error}") from error
+        raise KernelError(
+            f"what the C++ compiler made cannot be loaded; CXX names another one: {error}"
+        ) from error
     function.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
     function.restype = None
     return function  # type: ignore[no-any-return]
@@ -134,10 +159,16 @@ def _compile_missing(compiler: tuple[str, ...], entry_format: str, folder: Path)
 def _compile(compiler: tuple[str, ...], entry_format: str, path: Path) -> None:
     """Compile a kernel, and put it in place in one step, with its digest after its last byte."""
     source = str(SOURCE / f"{path.stem}.cu")
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix="making-") as folder:
         made = Path(folder) / path.name
         options = [f"-DENTRY_{entry_format}", "-shared", "-fPIC", "-o", str(made)]
-        _run([*compiler, *FLAGS, *options, source])
+        command = [*compiler, *flags(), *options, source]
+        _run(command)
+        if not made.is_file():
+            raise KernelError(
+                f"the C++ compiler ended well but made nothing; CXX names another one.\n"
+                f"{shlex.join(command)}"
+            )
         content = made.read_bytes()
         made.write_bytes(content + hashlib.sha256(content).digest())
         made.replace(path)
@@ -159,7 +190,9 @@ def _run(command: list[str]) -> bytes:
             command, check=True, capture_output=True, stdin=subprocess.DEVNULL
         ).stdout
     except OSError as error:
-        raise KernelError(f"the C++ compiler {command[0]} cannot be run: {error}") from error
+        raise KernelError(
+            f"the C++ compiler {command[0]} cannot be run; CXX names another one: {error}"
+        ) from error
     except subprocess.CalledProcessError as error:
         said = error.stderr.decode(errors="replace").strip()[:2000]
         raise KernelError(

@@ -3,6 +3,9 @@
 :mod:`dynamiq.kernels.reference` specifies what they give; every build gives the same bits. CPU
 tensors use the host build, or the reference where there is no C++ compiler; CUDA tensors use the
 kernels of their device. Shapes and meanings are those of the reference.
+
+Shapes, types and devices are checked. Indices are trusted: slices, units, cuts and offsets are in
+the device's memory, and to look at them would be to wait for it.
 """
 
 import ctypes
@@ -55,7 +58,8 @@ def compress(
 
 def decompress(payload: Tensor, result: Result, tiles: Tiles, quantizer: Quantizer) -> None:
     """Write the result of a finished chunk."""
-    _check_bucket(result.bucket)
+    _check_result(result)
+    _check_units(tiles.units, result.bucket)
     _check_tiles(tiles, quantizer, payload)
     if (run := _build(result.bucket)) is None:
         reference.decompress(payload, result, tiles, quantizer)
@@ -100,6 +104,7 @@ def decompress_accumulate_recompress(
     """Write the payload of values + payload; ``tiles`` are the incoming and the outgoing ones."""
     incoming, outgoing = tiles
     _check_values(values, incoming.units)
+    _check_units(outgoing.units, values.bucket)
     _check_tiles(incoming, quantizer, payload)
     _check_tiles(outgoing, quantizer, out)
     if incoming.units.shape != outgoing.units.shape:
@@ -125,8 +130,8 @@ def decompress_accumulate_recompress(
 def store(values: Values, units: Tensor, result: Result) -> None:
     """Write the result of partial sums as they are; units: int64[t, s] are those of their tiles."""
     _check_values(values, units)
-    _check_bucket(result.bucket)
-    _check("units", units, (torch.int64,), result.bucket.entries.device)
+    _check_result(result)
+    _check_units(units, result.bucket)
     if (run := _build(result.bucket)) is None:
         reference.store(values, units, result)
         return
@@ -149,16 +154,45 @@ def _build(bucket: Bucket) -> Run | None:
 
 
 def _check_bucket(bucket: Bucket) -> None:
-    _check("a bucket", bucket.entries, tuple(ENTRY_FORMATS), bucket.entries.device)
-    _check("slices", bucket.slices, (torch.int64,), bucket.entries.device)
+    device = bucket.entries.device
+    if device.type not in {"cpu", "cuda"}:
+        raise InputError(f"kernels run on cpu and cuda, got a bucket on {device}")
+    _check("a bucket", bucket.entries, tuple(ENTRY_FORMATS), device)
+    _check("slices", bucket.slices, (torch.int64,), device)
+    if bucket.entries.dim() != 1 or bucket.slices.dim() != 1 or not len(bucket.slices):
+        raise InputError(
+            f"a bucket has flat entries and slices[n + 1], got {list(bucket.entries.shape)} and "
+            f"{list(bucket.slices.shape)}"
+        )
+
+
+def _check_of_supergroups(bucket: Bucket, **tensors: Tensor) -> None:
+    count = (len(bucket.slices) - 1) * bucket.positions
+    for name, tensor in tensors.items():
+        _check(name, tensor, (torch.float32,), bucket.entries.device)
+        if tensor.shape != (count,):
+            raise InputError(
+                f"{name} has one number for each of {count} supergroups, got {list(tensor.shape)}"
+            )
 
 
 def _check_values(values: Values, units: Tensor) -> None:
     _check_bucket(values.bucket)
-    for name in ("factor", "shift"):
-        _check(name, getattr(values, name), (torch.float32,), values.bucket.entries.device)
+    _check_of_supergroups(values.bucket, factor=values.factor, shift=values.shift)
+    _check_units(units, values.bucket)
     if values.sums is not None:
         _check_sums(values.sums, units)
+
+
+def _check_result(result: Result) -> None:
+    _check_bucket(result.bucket)
+    _check_of_supergroups(result.bucket, factor=result.factor, offset=result.offset)
+
+
+def _check_units(units: Tensor, bucket: Bucket) -> None:
+    _check("the units of tiles", units, (torch.int64,), bucket.entries.device)
+    if units.dim() != 2:
+        raise InputError(f"the units of tiles are int64[t, s], got {list(units.shape)}")
 
 
 def _check_sums(sums: Tensor, units: Tensor) -> None:
@@ -173,13 +207,13 @@ def _check_sums(sums: Tensor, units: Tensor) -> None:
 
 def _check_tiles(tiles: Tiles, quantizer: Quantizer, payload: Tensor) -> None:
     _check("a payload", payload, (torch.uint8,), tiles.units.device)
-    for name in ("units", "cuts", "offsets"):
+    for name in ("cuts", "offsets"):
         _check(name, getattr(tiles, name), (torch.int64,), payload.device)
     count = tiles.units.shape[0]
-    if payload.numel() != tiles.nbytes or payload.data_ptr() % 2:
+    if payload.shape != (tiles.nbytes,) or payload.data_ptr() % 2:
         raise InputError(
             f"these tiles have a payload of {tiles.nbytes} bytes at an even address, got "
-            f"{payload.numel()} bytes at {payload.data_ptr():#x}"
+            f"{list(payload.shape)} bytes at {payload.data_ptr():#x}"
         )
     if tiles.cuts.shape != (count, len(quantizer.widths)) or tiles.offsets.shape != (count + 1,):
         raise InputError(

@@ -24,8 +24,8 @@ class Tables:
 
     Attributes:
         values: float32[m], all tables one after the other; the integers of ``starts`` as bits.
-        widths: int32[widths, 9]: bits, R, cells, steps, and where levels, gaps, next, starts and
-            decoded values begin.
+        widths: int32[widths, 7]: bits, steps, and where levels, gaps, next, starts and decoded
+            values begin.
     """
 
     values: Tensor
@@ -39,7 +39,7 @@ def tables_of(quantizer: Quantizer, device: torch.device) -> Tables:
     rows: list[list[int]] = []
     for width, levels in zip(quantizer.widths, quantizer.levels, strict=True):
         if width == 16:
-            rows.append([16] + [0] * 8)
+            rows.append([16] + [0] * 6)
             continue
         cells = 2 ** (width + 1)
         parts = _search(levels, cells)
@@ -47,7 +47,7 @@ def tables_of(quantizer: Quantizer, device: torch.device) -> Tables:
         for part in (*parts[:4], signed_levels(levels, width)):
             begins.append(sum(v.numel() for v in values))
             values.append(_padded(part))
-        rows.append([width, len(levels) - 1, cells, int(parts[4]), *begins])
+        rows.append([width, int(parts[4]), *begins])
     together = torch.cat(values) if values else torch.zeros(_PAD)
     widths = torch.tensor(rows, dtype=torch.int32)
     return Tables(together.to(device), widths.to(device))

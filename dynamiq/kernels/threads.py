@@ -4,10 +4,11 @@ Torch's own threads are not used: their pool belongs to the thread that calls it
 pipeline's worker would get a second one.
 """
 
+import contextlib
 import os
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from threading import Lock
 
 import torch
@@ -24,7 +25,7 @@ _size = 0
 def in_parts(work: Callable[[int, int], None], count: int) -> None:
     """Call work(first, last) on parts that make up range(count), on torch.get_num_threads() cores.
 
-    The caller's thread is one of them. Errors of any part are raised once all have ended.
+    The caller's thread is one of them. The first error of any part is raised once all have ended.
     """
     threads = min(torch.get_num_threads(), count // _LEAST)
     if threads <= 1:
@@ -41,25 +42,32 @@ def in_parts(work: Callable[[int, int], None], count: int) -> None:
                 return
             work(first, last)
 
-    others = [_pool_of(threads - 1).submit(take_parts) for _ in range(threads - 1)]
+    others = _started(take_parts, threads - 1)
     try:
         take_parts()
     finally:
-        # The parts use the caller's memory: none may run on after this.
-        for other in others:
-            other.result()
+        # The parts use the caller's memory: none may run on after this, nor begin.
+        left.clear()
+        wait(others)
+    for other in others:
+        other.result()
 
 
-def _pool_of(size: int) -> ThreadPoolExecutor:
-    """Return the pool, with at least ``size`` threads."""
+def _started(work: Callable[[], None], copies: int) -> list[Future[None]]:
+    """Start work in so many threads of the pool, or in as many as the system lets us have."""
     global _pool, _size
+    started: list[Future[None]] = []
     with _lock:
-        if _pool is None or _size < size:
+        if _pool is None or _size < copies:
             # Threads of a smaller pool end once their work is done.
             if _pool is not None:
                 _pool.shutdown(wait=False)
-            _pool, _size = ThreadPoolExecutor(size, "dynamiq-kernel"), size
-        return _pool
+            _pool, _size = ThreadPoolExecutor(copies, "dynamiq-kernel"), copies
+        # A limit on threads, or the interpreter's end: the caller's thread does all the work then.
+        with contextlib.suppress(RuntimeError):
+            while len(started) < copies:
+                started.append(_pool.submit(work))
+    return started
 
 
 def _forget() -> None:

@@ -1,6 +1,6 @@
 """Any call of any operation: the laws of the builds and the benchmarks draw from here."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import torch
@@ -8,6 +8,7 @@ from torch import Tensor
 
 from dynamiq.compressors.dynamiq.quantizers import exponential_levels
 from dynamiq.core.layout import Layout
+from dynamiq.kernels import ops
 from dynamiq.kernels.operands import Bucket, Result, Values
 from dynamiq.kernels.wire import (
     SUPERGROUP,
@@ -18,9 +19,7 @@ from dynamiq.kernels.wire import (
     Tiles,
     supergroup_bytes,
 )
-
-WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 16)
-EPSILON = {4: 0.30, 8: 0.08}
+from tests.kernels.oracle import EPSILON
 
 
 def quantizer(
@@ -29,9 +28,42 @@ def quantizer(
     scale_rounding: ScaleRounding = "stochastic",
     epsilon: dict[int, float] = EPSILON,
 ) -> Quantizer:
-    """Return a quantiser for some of WIDTHS, with levels that are uniform but where ε says."""
+    """Return a quantiser for some widths, with levels that are uniform but where ε says."""
     levels = tuple(exponential_levels(w, epsilon.get(w, 0.0)) if w < 16 else () for w in widths)
     return Quantizer(widths, levels, rounding, scale_rounding)
+
+
+def bucket_of(rows: Tensor) -> Bucket:
+    """Return rows[s, 256] as a bucket of one chunk, which shares their memory."""
+    return Bucket(rows.view(-1), torch.tensor([0, rows.numel()]), len(rows))
+
+
+def values_of(sums: Tensor) -> Values:
+    """Return float32[t, s, 256] as partial sums in the order of tiles."""
+    rows = sums.view(-1, SUPERGROUP)
+    return Values(bucket_of(rows), torch.ones(len(rows)), torch.zeros(len(rows)), sums)
+
+
+def result_of(rows: Tensor) -> Result:
+    """Return rows[s, 256] as the place for sums that are written as they are."""
+    ones = torch.ones(len(rows))
+    return Result(bucket_of(rows), ones, torch.zeros(len(rows)), divisor=1.0, limit=torch.inf)
+
+
+def fresh(result: Result) -> Result:
+    """Return a result that is written elsewhere."""
+    entries = torch.full_like(result.bucket.entries, -7.0)
+    return replace(result, bucket=replace(result.bucket, entries=entries))
+
+
+def decompressed(payload: Tensor, tiles: Tiles, quantizer: Quantizer) -> Tensor:
+    """Return what a payload holds: float32[t, s, 256], zeros where there is no supergroup.
+
+    A supergroup that the operation forgets is NaN.
+    """
+    rows = torch.full((int(tiles.units.max()) + 1, SUPERGROUP), torch.nan)
+    ops.decompress(payload, result_of(rows), tiles, quantizer)
+    return torch.where((tiles.units >= 0)[:, :, None], rows[tiles.units], 0.0)
 
 
 @dataclass(repr=False)

@@ -14,7 +14,7 @@ from torch import Tensor
 from dynamiq.kernels.wire import Quantizer, Tiles
 
 EPSILON = {4: 0.30, 8: 0.08}
-WIDTHS = (1, 2, 4, 8, 16)
+WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 16)
 
 
 def levels(width: int, epsilon: float = 0.0) -> np.ndarray:
@@ -48,7 +48,12 @@ def supergroup_bytes(width: int) -> int:
 
 
 def tiles(
-    assigned: Sequence[Sequence[int]], widths: Sequence[int], *, first_unit: int = 0, spare: int = 0
+    assigned: Sequence[Sequence[int]],
+    widths: Sequence[int],
+    *,
+    first_unit: int = 0,
+    spare: int = 0,
+    begin: int = 0,
 ) -> Tiles:
     """Return tiles whose supergroups have the given widths, descending in each tile.
 
@@ -57,16 +62,17 @@ def tiles(
         widths: Widths of the quantiser.
         first_unit: Index of the first supergroup in the bucket; the others follow it.
         spare: Bytes that are left over at the end of each tile.
+        begin: Where the first tile begins in its chunk.
     """
     size = max(map(len, assigned))
     units = torch.full((len(assigned), size), -1)
-    offsets, unit = [0], first_unit
+    offsets, unit = [begin], first_unit
     for t, tile in enumerate(assigned):
         units[t, : len(tile)] = torch.arange(unit, unit + len(tile))
         unit += len(tile)
         offsets.append(offsets[-1] + sum(map(supergroup_bytes, tile)) + spare)
     cuts = [[sum(given >= w for given in tile) for w in widths] for tile in assigned]
-    return Tiles(units, torch.tensor(cuts), tuple(offsets))
+    return Tiles(units, torch.tensor(cuts), torch.tensor(offsets), offsets[-1] - begin)
 
 
 @dataclass(frozen=True)

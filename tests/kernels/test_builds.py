@@ -83,12 +83,6 @@ def calls(draw, dtypes=DTYPES):
     )
 
 
-def fresh(result):
-    """Return a result that is written elsewhere."""
-    entries = torch.full_like(result.bucket.entries, -7.0)
-    return replace(result, bucket=replace(result.bucket, entries=entries))
-
-
 @given(calls())
 def test_every_operation_gives_the_references_bits(call):
     check_every_operation(call)
@@ -109,7 +103,7 @@ def check_every_operation(c):
     reference.compress(c.values, c.tiles, c.quantizer, c.address, expected)
     assert torch.equal(payload, expected)
 
-    result, expected_result = fresh(c.result), fresh(c.result)
+    result, expected_result = operations.fresh(c.result), operations.fresh(c.result)
     ops.decompress(payload, result, c.tiles, c.quantizer)
     reference.decompress(payload, expected_result, c.tiles, c.quantizer)
     assert_same(result.bucket.entries, expected_result.bucket.entries)
@@ -131,7 +125,7 @@ def check_every_operation(c):
         payload, replace(c.values, sums=expected_sums), expected_sums, c.tiles, c.quantizer
     )
     assert_same(sums, expected_sums)
-    result, expected_result = fresh(c.result), fresh(c.result)
+    result, expected_result = operations.fresh(c.result), operations.fresh(c.result)
     for values in (c.values, replace(c.values, sums=sums)):
         ops.store(values, c.tiles.units, result)
         reference.store(values, c.tiles.units, expected_result)

@@ -272,6 +272,16 @@ def test_kernels_stay_in_registers_and_load_16_bytes(name, entry_format, archite
     assert_well_compiled(name, entry_format, architecture)
 
 
+@pytest.mark.parametrize("name", [spec.name for spec in KERNELS.values() if spec.has_widths])
+def test_a_build_for_one_width_holds_no_other(name):
+    """Else the report's instructions per entry would not be those of the width."""
+    builds = [
+        compile_kernel(find_kernel(name), "FP32", HOPPER, only_width=width) for width in (None, 4)
+    ]
+    every, one = (len(disassemble(build.code, name).instructions) for build in builds)
+    assert one < 0.9 * every
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("architecture", OTHERS, ids=str)
 @pytest.mark.parametrize("entry_format", ENTRY_FORMATS)

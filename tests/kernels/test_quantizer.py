@@ -10,14 +10,14 @@ from dynamiq.core import randomness
 from dynamiq.core.randomness import Stream
 from dynamiq.kernels import ops
 from dynamiq.kernels.wire import Address
-from tests.kernels import oracle
+from tests.kernels import operations, oracle
 from tests.kernels.oracle import WIDTHS
 
 ADDRESS = Address(seed=1, call=2, hop=0, sender=1, world_size=4)
 
 every_width = pytest.mark.parametrize("width", WIDTHS)
-every_levelled_width = pytest.mark.parametrize("width", [2, 4, 8])
-every_scaled_width = pytest.mark.parametrize("width", [1, 2, 4, 8])
+every_scaled_width = pytest.mark.parametrize("width", WIDTHS[:-1])
+every_levelled_width = pytest.mark.parametrize("width", WIDTHS[1:-1])
 both_scale_roundings = pytest.mark.parametrize("scale_rounding", ["stochastic", "up"])
 
 
@@ -29,17 +29,14 @@ def encode(x, width, rounding="stochastic", scale_rounding="stochastic", address
     """Return the payload of x: float32[s, 256], all supergroups of one width, and its tiles."""
     tiles = oracle.tiles([[width] * len(x)], (width,))
     quantizer = oracle.quantizer((width,), rounding, scale_rounding)
-    out = torch.empty(tiles.offsets[-1], dtype=torch.uint8)
-    ops.compress(x[None], tiles, quantizer, address, out)
+    out = torch.empty(tiles.nbytes, dtype=torch.uint8)
+    ops.compress(operations.values_of(x[None]), tiles, quantizer, address, out)
     return out, tiles, quantizer
 
 
 def quantized(x, width, **options):
     """Return x: float32[s, 256] as it arrives."""
-    payload, tiles, quantizer = encode(x, width, **options)
-    decoded = torch.empty_like(x)[None]
-    ops.decompress(payload, decoded, tiles, quantizer)
-    return decoded[0]
+    return operations.decompressed(*encode(x, width, **options))[0]
 
 
 def random_rows(count, seed=0, spread=1.0):
@@ -242,7 +239,7 @@ def test_the_same_address_draws_the_same():
     assert torch.equal(encode(x, 4)[0], encode(x, 4)[0])
 
 
-@pytest.mark.parametrize("width", [1, 2, 4, 8])
+@every_scaled_width
 def test_nearest_takes_the_nearest_level_and_no_random_number(width):
     x = random_rows(100)
     out = quantized(x, width, rounding="nearest", scale_rounding="up")

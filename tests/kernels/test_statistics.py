@@ -10,17 +10,25 @@ from hypothesis import strategies as st
 
 from dynamiq.core import randomness
 from dynamiq.kernels import ops
+from dynamiq.kernels.operands import Bucket
+from tests.kernels.operations import bucket_of
 
 MAX = torch.finfo(torch.float32).max
 TINY = 2.0**-149
 """The smallest subnormal."""
 
 
+def ragged(x, counts):
+    """Return the first entries of the rows of x[s, 256] as supergroups, each a chunk of its own."""
+    entries = x[torch.arange(256) < counts[:, None]]
+    return Bucket(entries, torch.nn.functional.pad(counts.cumsum(0), (1, 0)), positions=1)
+
+
 def statistics(row, count=256, world_size=8):
     """Return energy and mean of one supergroup whose first entries are ``row``."""
     x = torch.zeros(1, 256)
     x[0, : len(row)] = torch.as_tensor(row, dtype=torch.float32)
-    energy, mean = ops.statistics(x, torch.tensor([count]), world_size)
+    energy, mean = ops.statistics(ragged(x, torch.tensor([count])), world_size)
     assert energy.dtype == mean.dtype == torch.float32
     return energy.item(), mean.item()
 
@@ -31,7 +39,7 @@ def test_values(scale):
     counts = torch.arange(40) * 6 + 1
     x[torch.arange(256)[None, :] >= counts[:, None]] = 0.0
 
-    energy, mean = ops.statistics(x, counts, 8)
+    energy, mean = ops.statistics(ragged(x, counts), 8)
 
     limit = 2.0**-126
     expected = x.double().square().sum(1).clamp(min=limit)
@@ -49,7 +57,7 @@ def test_sums_follow_the_written_tree():
         half = energy.shape[1] // 2
         energy, mean = energy[:, :half] + energy[:, half:], mean[:, :half] + mean[:, half:]
 
-    ours = ops.statistics(torch.from_numpy(x), torch.full((500,), 256), 8)
+    ours = ops.statistics(bucket_of(torch.from_numpy(x)), 8)
 
     assert np.array_equal(ours[0].numpy(), energy[:, 0])
     assert np.array_equal(ours[1].numpy(), mean[:, 0] / np.float32(256))
@@ -124,13 +132,12 @@ def test_rows_do_not_influence_each_other():
     x = torch.randn(3, 256, generator=torch.Generator().manual_seed(1))
     broken = x.clone()
     broken[1] = math.nan
-    counts = torch.full((3,), 256)
     for clean, other in zip(
-        ops.statistics(x, counts, 4), ops.statistics(broken, counts, 4), strict=True
+        ops.statistics(bucket_of(x), 4), ops.statistics(bucket_of(broken), 4), strict=True
     ):
         assert torch.equal(clean[::2], other[::2])
 
 
 def test_no_supergroups():
-    energy, mean = ops.statistics(torch.zeros(0, 256), torch.zeros(0, dtype=torch.int64), 4)
+    energy, mean = ops.statistics(bucket_of(torch.zeros(0, 256)), 4)
     assert energy.shape == mean.shape == (0,)

@@ -28,7 +28,7 @@ struct Extent {
 };
 
 INLINE Extent extent_of(const Bucket& bucket, int64_t unit) {
-    int64_t chunk = unit / bucket.positions;
+    int64_t chunk = quotient(unit, bucket.positions);
     int64_t begin = bucket.slices[chunk] + (unit - chunk * bucket.positions) * 256;
     int64_t count = bucket.slices[chunk + 1] - begin;
     Extent extent;

@@ -20,6 +20,7 @@ typedef unsigned long long uint64_t;
 #endif
 
 #define INLINE __device__ __forceinline__
+#define INLINE_MEMBER INLINE
 #define UNROLL _Pragma("unroll")
 
 template <class T>
@@ -155,6 +156,7 @@ INLINE void join_fours(const ints& codes, int bits, uint64_t* fours) {
 #endif
 
 #define INLINE static inline __attribute__((always_inline))
+#define INLINE_MEMBER inline __attribute__((always_inline))
 #define UNROLL
 
 typedef float floats __attribute__((vector_size(64)));
@@ -275,3 +277,6 @@ INLINE void halves_of_floats(const floats& x, uint16_t* halves) {
 }
 
 #endif
+
+// a / b for numbers below 2^32; a GPU has no 64-bit division.
+INLINE int64_t quotient(int64_t a, int64_t b) { return (uint32_t)a / (uint32_t)b; }

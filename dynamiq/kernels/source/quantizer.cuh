@@ -109,24 +109,24 @@ INLINE ints quantized(const floats& x, float divisor, const Width& width, const 
     floats ratio = float_of_bits(magnitude_bits(x)) / divisor;
     ratio = select(ratio > 1.0f, sixteen(1.0f), ratio);
     ints negative = x < 0.0f;
-    if (width.bits == 1) {
+    if (width.bits() == 1) {
         floats signed_ratio = select(negative, 0.0f - ratio, ratio);
         return select(u < (signed_ratio + 1.0f) * 0.5f, sixteen(1), sixteen(0));
     }
     ints low = sixteen(0);
     floats fraction = ratio;
-    if (width.top > 1) {
-        ints cell = to_int(ratio * (float)width.cells);
-        cell = select(cell > width.cells - 1, sixteen(width.cells - 1), cell);
-        low = lookup((const int32_t*)tables + width.starts, width.cells, cell);
+    if (width.top() > 1) {
+        ints cell = to_int(ratio * (float)width.cells());
+        cell = select(cell > width.cells() - 1, sixteen(width.cells() - 1), cell);
+        low = lookup((const int32_t*)tables + width.starts, width.cells(), cell);
         for (int i = 0; i < width.steps; ++i)
-            low = select(ratio >= lookup(tables + width.next, width.top, low), low + 1, low);
-        fraction = (ratio - lookup(tables + width.levels, width.top, low)) /
-                   lookup(tables + width.gaps, width.top, low);
+            low = select(ratio >= lookup(tables + width.next, width.top(), low), low + 1, low);
+        fraction = (ratio - lookup(tables + width.levels, width.top(), low)) /
+                   lookup(tables + width.gaps, width.top(), low);
     }
     u = select(negative, 1.0f - u, u);
     ints index = select(u < fraction, low + 1, low);
-    return select(negative, width.top - index, width.top + index);
+    return select(negative, width.top() - index, width.top() + index);
 }
 
 // Write a supergroup's part of a payload.
@@ -136,7 +136,7 @@ INLINE void encode(const Supergroup<floats>& x, const Place& place, const Quanti
     if (!place.width) return;
     const Width& width = *place.width;
     SHARED(Codes, codes);
-    if (width.bits == 16) {
+    if (width.bits() == 16) {
         FOR_EACH_GROUP(g) {
             words random = random_words(block_key(address.entries, place.unit), entry_lanes(g));
             pack(stochastic_bfloat16(x[g], random), 16, codes.words + 16 * g);
@@ -150,14 +150,14 @@ INLINE void encode(const Supergroup<floats>& x, const Place& place, const Quanti
         FOR_EACH_GROUP(g) {
             float divisor = of_group(scales.divisor, g);
             ints group = quantized(x[g], divisor, width, quantizer.tables, u[g]);
-            pack(group, width.bits, codes.words + width.bits * g);
+            pack(group, width.bits(), codes.words + width.bits() * g);
             payload[place.group_scales + g] = (uint8_t)of_group(scales.codes, g);
         }
         uint16_t scale = (uint16_t)((uint32_t)scales.scale >> 16);
         if (is_speaker()) copy_word(payload + place.scale, scale);
     }
     synchronize();
-    copy(payload + place.codes, (const uint8_t*)codes.words, code_bytes(width.bits));
+    copy(payload + place.codes, (const uint8_t*)codes.words, code_bytes(width.bits()));
 }
 
 // Read a supergroup's part of a payload; zeros if it has none.
@@ -170,9 +170,9 @@ INLINE Supergroup<floats> decode(const Place& place, const Quantizer& quantizer,
     }
     const Width& width = *place.width;
     SHARED(Codes, codes);
-    copy((uint8_t*)codes.words, payload + place.codes, code_bytes(width.bits));
+    copy((uint8_t*)codes.words, payload + place.codes, code_bytes(width.bits()));
     synchronize();
-    if (width.bits == 16) {
+    if (width.bits() == 16) {
         FOR_EACH_GROUP(g) {
             ints upper;
             UNROLL for (int i = 0; i < 16; ++i) upper[i] = codes.words[16 * g + i];
@@ -185,9 +185,9 @@ INLINE Supergroup<floats> decode(const Place& place, const Quantizer& quantizer,
     FOR_EACH_GROUP(g) set_group(group_codes, g, (float)payload[place.group_scales + g]);
     group_floats group_scales = decoded_scale(scale, group_codes);
     FOR_EACH_GROUP(g) {
-        ints group = unpack(codes.words + width.bits * g, width.bits);
+        ints group = unpack(codes.words + width.bits() * g, width.bits());
         const float* values = quantizer.tables + width.values;
-        x[g] = lookup(values, 1 << width.bits, group) * of_group(group_scales, g);
+        x[g] = lookup(values, 1 << width.bits(), group) * of_group(group_scales, g);
     }
     return x;
 }

@@ -26,9 +26,10 @@ INLINE void statistics_of(const Arguments& a, int64_t unit) {
         x[g] = x[g] * factor;
         squares[g] = x[g] * x[g];
     }
-    double energy = (double)tree_sum(squares) / factor / factor;
+    double undo = 1.0f / factor;
+    double energy = (double)tree_sum(squares) * undo * undo;
     float sum = tree_sum(x);
-    double mean = (double)(sum / (float)(extent.count ? extent.count : 1)) / factor;
+    double mean = (double)(sum / (float)(extent.count ? extent.count : 1)) * undo;
     if (!is_speaker()) return;
     bool finite = energy - energy == 0.0;
     if (finite && energy > 0.0) energy = clamped(energy, 0x1p-126, a.limit);

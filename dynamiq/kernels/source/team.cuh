@@ -13,7 +13,7 @@
 #define TEAMS_PER_BLOCK 8
 #define FOR_EACH_GROUP(g) for (int g = threadIdx.x & 15, once = 1; once; once = 0)
 #define KERNEL(name, Arguments, work)                                                             \
-    extern "C" __global__ void __launch_bounds__(16 * TEAMS_PER_BLOCK)                            \
+    extern "C" __global__ void __launch_bounds__(16 * TEAMS_PER_BLOCK, 3)                          \
         name(const __grid_constant__ Arguments arguments, int64_t first, int64_t last) {          \
         int64_t i = first + ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / 16;                \
         if (i < last) work(arguments, i);                                                         \
@@ -30,8 +30,8 @@ typedef uint32_t group_words;
 template <class T>
 struct Supergroup {
     T own;
-    INLINE T& operator[](int) { return own; }
-    INLINE const T& operator[](int) const { return own; }
+    INLINE_MEMBER T& operator[](int) { return own; }
+    INLINE_MEMBER const T& operator[](int) const { return own; }
 };
 
 INLINE uint32_t team_mask() { return 0xFFFFu << (threadIdx.x & 16); }
@@ -121,8 +121,8 @@ typedef words group_words;
 template <class T>
 struct Supergroup {
     T groups[16];
-    T& operator[](int g) { return groups[g]; }
-    const T& operator[](int g) const { return groups[g]; }
+    INLINE_MEMBER T& operator[](int g) { return groups[g]; }
+    INLINE_MEMBER const T& operator[](int g) const { return groups[g]; }
 };
 
 INLINE void synchronize() {}

@@ -5,11 +5,20 @@
 
 // One width that a format uses, and where its tables begin (quantizer.cuh).
 struct Width {
-    int32_t bits;
-    int32_t top;     // R, the index of the largest level
-    int32_t cells;   // of the search table
-    int32_t steps;   // levels that may lie inside a cell
+    int32_t chosen;  // read it by bits()
+    int32_t steps;   // levels that may lie inside a cell of the search table
     int32_t levels, gaps, next, starts, values;
+
+    // A build for reports may know only one width, so that its instructions are that width's.
+#ifdef ONLY_WIDTH
+    INLINE_MEMBER int bits() const { return ONLY_WIDTH; }
+#else
+    INLINE_MEMBER int bits() const { return chosen; }
+#endif
+    // The index R of the largest level.
+    INLINE_MEMBER int top() const { return (1 << (bits() - 1)) - 1; }
+    // Cells of the search table.
+    INLINE_MEMBER int cells() const { return 2 << bits(); }
 };
 
 struct Widths {
@@ -36,7 +45,7 @@ struct Place {
 INLINE int64_t code_bytes(int bits) { return 32 * bits; }
 
 INLINE Place place_of(const Tiles& tiles, const Widths& widths, int64_t index) {
-    int64_t tile = index / tiles.size, position = index - tile * tiles.size;
+    int64_t tile = quotient(index, tiles.size), position = index - tile * tiles.size;
     const int64_t* cuts = tiles.cuts + tile * widths.count;
     int64_t begin = tiles.offsets[tile] - tiles.offsets[0];
     int64_t end = tiles.offsets[tile + 1] - tiles.offsets[0];
@@ -47,7 +56,7 @@ INLINE Place place_of(const Tiles& tiles, const Widths& widths, int64_t index) {
     int64_t bytes = 0, wider = 0, unscaled = 0;
     for (int64_t i = widths.count - 1; i >= 0; --i) {
         const Width& width = widths.rows[i];
-        int64_t bits = width.bits;
+        int64_t bits = width.chosen;
         if (position >= wider && position < cuts[i]) {
             place.width = &width;
             place.codes = begin + bytes + (position - wider) * code_bytes(bits);
@@ -60,8 +69,8 @@ INLINE Place place_of(const Tiles& tiles, const Widths& widths, int64_t index) {
     place.group_scales = begin + bytes + before * 16;
     place.scale = begin + bytes + scaled * 16 + before * 2;
     int64_t used = begin + bytes + scaled * 18, spare = end - used;
-    place.slack = used + spare * position / tiles.size;
-    place.slack_end = used + spare * (position + 1) / tiles.size;
+    place.slack = used + quotient(spare * position, tiles.size);
+    place.slack_end = used + quotient(spare * (position + 1), tiles.size);
     return place;
 }
 

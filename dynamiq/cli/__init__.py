@@ -1,0 +1,1 @@
+"""The command ``dynamiq``, one module per subcommand."""

@@ -1,0 +1,15 @@
+"""The command ``dynamiq``: what the library knows about itself, for people and for scripts."""
+
+import typer
+
+from dynamiq.cli.kernels import kernels
+from dynamiq.cli.roofline import roofline
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="markdown")
+app.command()(kernels)
+app.command()(roofline)
+
+
+@app.callback()
+def main() -> None:
+    """Compressed multi-hop all-reduce for PyTorch."""

@@ -1,0 +1,140 @@
+"""What can be compiled for a GPU: the kernels, the entry formats and the architectures.
+
+An architecture in this table is one that the kernels are compiled for, no more: ``verified_on``
+says where a kernel has run and given the reference's bits.
+"""
+
+import logging
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dynamiq.core.errors import KernelError
+from dynamiq.kernels.architecture import Architecture, Target
+
+SOURCE = Path(__file__).parent / "source"
+ENTRY_FORMATS = ("FP32", "BF16", "FP16")
+"""How the entries of a bucket may be stored; the macro is ``ENTRY_FP32``."""
+WIDTHS = (*range(1, 11), 16)
+"""Bits of a code that a kernel with widths can be specialised to."""
+
+ARCHITECTURES = tuple(
+    Architecture.parse(name)
+    for name in ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_103a", "sm_120a")
+)
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class KernelSpec:
+    """One kernel.
+
+    Attributes:
+        name: The function's name.
+        has_widths: Whether it takes the width of codes as an argument.
+        entry_formats: Formats of entries that it can be built for.
+        minimum: The oldest architecture that it can be built for.
+        verified_on: Architecture → the GPU on which the kernel gave the reference's bits.
+        folder: Where its source and the headers are.
+    """
+
+    name: str
+    has_widths: bool
+    entry_formats: tuple[str, ...] = ENTRY_FORMATS
+    minimum: Architecture = ARCHITECTURES[0]
+    verified_on: Mapping[Architecture, str] = field(default_factory=dict)
+    folder: Path = SOURCE
+
+    @property
+    def source(self) -> Path:
+        """The file that defines it."""
+        return self.folder / f"{self.name}.cu"
+
+    def check(self, entry_format: str, architecture: Architecture) -> None:
+        """Refuse what this kernel cannot be built for.
+
+        Raises:
+            KernelError: It has no such entry format, or the architecture is too old.
+        """
+        if entry_format not in self.entry_formats:
+            raise KernelError(
+                f"the kernel {self.name} is not written for entries in {entry_format}; use "
+                f"{' or '.join(self.entry_formats)}"
+            )
+        if architecture < self.minimum:
+            raise KernelError(
+                f"the kernel {self.name} needs {self.minimum} or newer, not {architecture}"
+            )
+
+
+KERNELS = {
+    spec.name: spec
+    for spec in (
+        KernelSpec("statistics", has_widths=False),
+        KernelSpec("compress", has_widths=True),
+        KernelSpec("decompress", has_widths=True),
+        KernelSpec("decompress_accumulate", has_widths=True),
+        KernelSpec("decompress_accumulate_recompress", has_widths=True),
+        KernelSpec("store", has_widths=False),
+    )
+}
+
+
+def find_kernel(name: str) -> KernelSpec:
+    """Return the row of a kernel.
+
+    Raises:
+        KernelError: There is none; the message lists what there is.
+    """
+    if name not in KERNELS:
+        raise KernelError(f"no kernel is named {name!r}; there are {', '.join(KERNELS)}")
+    return KERNELS[name]
+
+
+def find_architecture(name: str) -> Architecture:
+    """Return the row of an architecture, such as "sm_90a".
+
+    Raises:
+        KernelError: There is none; the message lists what there is.
+    """
+    asked = Architecture.parse(name)
+    if asked not in ARCHITECTURES:
+        raise KernelError(f"the kernels are not built for {name}; they are for {_listed()}")
+    return asked
+
+
+def for_device(
+    major: int, minor: int, compilable: Collection[Architecture] = ARCHITECTURES
+) -> Target:
+    """Choose what to compile for a GPU of this compute capability.
+
+    That is its own row of the table; else, with a line in the log, the newest machine code that
+    runs on it; else the newest PTX, which the driver translates.
+
+    Args:
+        major: Major version of the compute capability.
+        minor: Its minor version.
+        compilable: Rows to choose from: those that the compiler knows.
+
+    Raises:
+        KernelError: The GPU is older than all rows; the message lists them.
+    """
+    rows = sorted(compilable, reverse=True)
+    targets = [Target(row) for row in rows] + [Target(row.without_suffix, "ptx") for row in rows]
+    chosen = next((target for target in targets if target.runs_on(major, minor)), None)
+    if chosen is None:
+        raise KernelError(
+            f"no kernel runs on a GPU of compute capability {major}.{minor}; they are built for "
+            f"{_listed(compilable)}; use a newer GPU, or keep the tensors on the CPU"
+        )
+    if chosen.architecture.capability != (major, minor):
+        logger.warning(
+            "a GPU of compute capability %d.%d has no row of its own among %s: compiling %s for it",
+            *(major, minor, _listed(compilable), chosen),
+        )
+    return chosen
+
+
+def _listed(architectures: Collection[Architecture] = ARCHITECTURES) -> str:
+    return ", ".join(map(str, sorted(architectures)))
