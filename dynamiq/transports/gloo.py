@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from dynamiq.transports.exchange import Exchange
 from dynamiq.transports.process_group import ProcessGroupTransport, Transfer
@@ -55,11 +56,11 @@ class GlooTransport(ProcessGroupTransport):
         tag = _FIRST_TAG + self._first_tag + exchange.channel
         if exchange.nbytes:
             # Before the send: two ranks that send first to each other get half the rate.
-            transfer.received = torch.empty(exchange.nbytes, dtype=torch.uint8)
+            transfer.received = _host_memory(exchange.nbytes)
             work = dist.irecv(transfer.received, group=group, tag=tag, group_src=exchange.source)
             transfer.works.append((work, exchange.source))
         if exchange.payload is not None:
-            transfer.sent = exchange.payload.detach().cpu()
+            transfer.sent = _on_host(exchange.payload.detach())
             work = dist.isend(transfer.sent, group=group, tag=tag, group_dst=exchange.to)
             transfer.works.append((work, exchange.to))
 
@@ -73,3 +74,12 @@ class GlooTransport(ProcessGroupTransport):
         with contextlib.suppress(RuntimeError):
             work: Any = dist.irecv(nothing, group=group, tag=_FIRST_TAG - 1, group_src=peer)
             work.wait(timedelta(milliseconds=1))
+
+
+def _on_host(payload: Tensor) -> Tensor:
+    return payload if payload.is_cpu else _host_memory(payload.numel()).copy_(payload)
+
+
+def _host_memory(nbytes: int) -> Tensor:
+    """Allocate memory that a process which uses CUDA copies to and from its device directly."""
+    return torch.empty(nbytes, dtype=torch.uint8, pin_memory=torch.cuda.is_initialized())
