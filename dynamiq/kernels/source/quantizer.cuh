@@ -134,7 +134,8 @@ INLINE void encode(const Supergroup<floats>& x, const Place& place, const Quanti
                    const Address& address, uint8_t* payload) {
     FOR_EACH_PART(i, place.slack_end - place.slack) payload[place.slack + i] = 0;
     if (!place.width) return;
-    const Width& width = *place.width;
+    const Width width = *place.width;  // not read again after each byte that is written
+    const float* tables = quantizer.tables;
     SHARED(Codes, codes);
     if (width.bits() == 16) {
         FOR_EACH_GROUP(g) {
@@ -149,10 +150,10 @@ INLINE void encode(const Supergroup<floats>& x, const Place& place, const Quanti
         Supergroup<floats> u = thresholds(quantizer, address, place.unit);
         FOR_EACH_GROUP(g) {
             float divisor = of_group(scales.divisor, g);
-            ints group = quantized(x[g], divisor, width, quantizer.tables, u[g]);
+            ints group = quantized(x[g], divisor, width, tables, u[g]);
             pack(group, width.bits(), codes.words + width.bits() * g);
-            payload[place.group_scales + g] = (uint8_t)of_group(scales.codes, g);
         }
+        write_bytes(payload + place.group_scales, to_int(scales.codes));
         uint16_t scale = (uint16_t)((uint32_t)scales.scale >> 16);
         if (is_speaker()) copy_word(payload + place.scale, scale);
     }
@@ -168,7 +169,7 @@ INLINE Supergroup<floats> decode(const Place& place, const Quantizer& quantizer,
         FOR_EACH_GROUP(g) x[g] = sixteen(0.0f);
         return x;
     }
-    const Width& width = *place.width;
+    const Width width = *place.width;
     SHARED(Codes, codes);
     copy((uint8_t*)codes.words, payload + place.codes, code_bytes(width.bits()));
     synchronize();
@@ -181,9 +182,8 @@ INLINE Supergroup<floats> decode(const Place& place, const Quantizer& quantizer,
         return x;
     }
     float scale = float_of_bits((int32_t)((uint32_t)word_at(payload + place.scale) << 16));
-    group_floats group_codes;
-    FOR_EACH_GROUP(g) set_group(group_codes, g, (float)payload[place.group_scales + g]);
-    group_floats group_scales = decoded_scale(scale, group_codes);
+    group_floats group_scales =
+        decoded_scale(scale, to_float(bytes_at(payload + place.group_scales)));
     FOR_EACH_GROUP(g) {
         ints group = unpack(codes.words + width.bits() * g, width.bits());
         const float* values = quantizer.tables + width.values;

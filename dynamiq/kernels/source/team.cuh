@@ -12,6 +12,8 @@
 
 #define TEAMS_PER_BLOCK 8
 #define FOR_EACH_GROUP(g) for (int g = threadIdx.x & 15, once = 1; once; once = 0)
+// Three blocks at a time leave 170 registers for a thread: no architecture needs more (ptxas aims at
+// fewer by itself, and spills on some).
 #define KERNEL(name, Arguments, work)                                                             \
     extern "C" __global__ void __launch_bounds__(16 * TEAMS_PER_BLOCK, 3)                          \
         name(const __grid_constant__ Arguments arguments, int64_t first, int64_t last) {          \
@@ -41,8 +43,6 @@ INLINE group_words group_numbers() { return own_lane(); }
 
 template <class T>
 INLINE T of_group(T x, int) { return x; }
-template <class T>
-INLINE void set_group(T& x, int, T value) { x = value; }
 
 template <class T>
 INLINE T select(bool condition, T a, T b) { return condition ? a : b; }
@@ -93,6 +93,10 @@ INLINE float tree_sum(const Supergroup<floats>& x) {
     return v[0];
 }
 
+// One byte of each group, from and to 16 bytes.
+INLINE group_ints bytes_at(const uint8_t* from) { return from[own_lane()]; }
+INLINE void write_bytes(uint8_t* to, group_ints x) { to[own_lane()] = (uint8_t)x; }
+
 // Whether this thread speaks for its team.
 INLINE bool is_speaker() { return own_lane() == 0; }
 
@@ -130,8 +134,6 @@ INLINE group_words group_numbers() { return counting(); }
 
 template <class T>
 INLINE auto of_group(const T& x, int g) { return x[g]; }
-template <class T, class U>
-INLINE void set_group(T& x, int g, U value) { x[g] = value; }
 
 INLINE int32_t largest(ints x) {
 #ifdef __AVX512F__
@@ -180,6 +182,19 @@ INLINE float tree_sum(const Supergroup<floats>& x) {
     for (int half = 8; half; half /= 2)
         for (int i = 0; i < half; ++i) v[i] = v[i] + v[i + half];
     return v[0];
+}
+
+typedef uint8_t bytes __attribute__((vector_size(16)));
+
+INLINE group_ints bytes_at(const uint8_t* from) {
+    bytes x;
+    memcpy(&x, from, 16);
+    return __builtin_convertvector(x, ints);
+}
+
+INLINE void write_bytes(uint8_t* to, group_ints x) {
+    bytes r = __builtin_convertvector(x, bytes);
+    memcpy(to, &r, 16);
 }
 
 INLINE bool is_speaker() { return true; }

@@ -14,7 +14,7 @@
 #define __device__
 #define __global__
 #define __forceinline__ inline __attribute__((always_inline))
-#define __launch_bounds__(threads)
+#define __launch_bounds__(...)
 #define __grid_constant__
 #define __shared__ static
 
