@@ -22,6 +22,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 settings.register_profile(
     "default", derandomize=True, deadline=None, database=None, max_examples=60
 )
+settings.register_profile("sanitize", settings.get_profile("default"), max_examples=20)
 settings.register_profile("soak", settings.get_profile("default"), max_examples=5000)
 settings.load_profile("default")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-SCRIPTS = ["scripts/demo", "scripts/lint", "scripts/test", ".ci/run"]
+SCRIPTS = ["scripts/demo", "scripts/gpu-check", "scripts/lint", "scripts/test", ".ci/run"]
 
 
 def normalised(requirement: str) -> str:
@@ -48,5 +48,5 @@ def test_script_is_executable_and_parses(script):
 
 def test_help_names_the_tiers_and_installs_nothing():
     text = subprocess.check_output([ROOT / "scripts/test", "--help"], text=True, timeout=10)
-    for word in ("soak", "benchmarks", "pytest"):
+    for word in ("--soak", "--sanitize", "benchmarks", "pytest"):
         assert word in text

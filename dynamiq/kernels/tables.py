@@ -48,7 +48,7 @@ def tables_of(quantizer: Quantizer, device: torch.device) -> Tables:
             begins.append(sum(v.numel() for v in values))
             values.append(_padded(part))
         rows.append([width, int(parts[4]), *begins])
-    together = torch.cat(values) if values else torch.zeros(_PAD)
+    together = torch.cat(values) if values else torch.zeros(_PAD, dtype=torch.float32)
     widths = torch.tensor(rows, dtype=torch.int32)
     return Tables(together.to(device), widths.to(device))
 
@@ -56,9 +56,9 @@ def tables_of(quantizer: Quantizer, device: torch.device) -> Tables:
 def signed_levels(levels: tuple[float, ...], width: int) -> Tensor:
     """Return the value float32[2^width] of each code; the last, unused one repeats the largest."""
     if width == 1:
-        return torch.tensor([-1.0, 1.0])
+        return torch.tensor([-1.0, 1.0], dtype=torch.float32)
     negative = [-level for level in reversed(levels[1:])]
-    return torch.tensor([*negative, *levels, levels[-1]])
+    return torch.tensor([*negative, *levels, levels[-1]], dtype=torch.float32)
 
 
 def _search(levels: tuple[float, ...], cells: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -67,7 +67,7 @@ def _search(levels: tuple[float, ...], cells: int) -> tuple[Tensor, Tensor, Tens
     inner = exact[1:-1].contiguous()
     starts = torch.bucketize(torch.arange(cells, dtype=torch.float32) / cells, inner, right=True)
     steps = max([int(b - a) for a, b in pairwise([*starts.tolist(), len(inner)])])
-    following = torch.cat([inner, torch.tensor([torch.inf])])
+    following = torch.cat([inner, torch.tensor([torch.inf], dtype=torch.float32)])
     bits = starts.to(torch.int32).view(torch.float32)
     return exact[:-1], exact[1:] - exact[:-1], following, bits, torch.tensor(steps)
 

@@ -8,6 +8,7 @@ import torch
 from dynamiq.core.errors import InputError
 from dynamiq.core.layout import Layout
 from dynamiq.kernels import ops, reference
+from dynamiq.kernels.tables import tables_of
 from dynamiq.kernels.wire import Address
 from tests.kernels import operations
 from tests.kernels.operations import Call
@@ -190,6 +191,30 @@ def test_own_entries_are_brought_into_range_while_they_are_read(field):
     ops.compress(values, c.tiles, c.quantizer, c.address, payload)
     ops.compress(replace(values, sums=sums), c.tiles, c.quantizer, c.address, expected)
     assert torch.equal(payload, expected)
+
+
+@pytest.mark.parametrize("build", [ops, reference])
+def test_torchs_default_dtype_does_not_matter(build):
+    c = call(torch.randn(5000, generator=torch.Generator().manual_seed(2)))
+    quantizer = operations.quantizer((2, 3, 16), epsilon={3: 0.7})
+    written = []
+    for dtype in (torch.float64, torch.float32):
+        tables_of.cache_clear()
+        torch.set_default_dtype(dtype)
+        try:
+            payload, result = c.payload(), operations.fresh(c.result)
+            build.compress(c.values, c.tiles, quantizer, c.address, payload)
+            build.decompress(payload, result, c.tiles, quantizer)
+            both, again = (c.tiles, c.tiles), c.payload()
+            build.decompress_accumulate_recompress(
+                payload, c.values, both, quantizer, c.address, again
+            )
+            energy, mean = build.statistics(c.values.bucket, 2)
+            written.append([energy, mean, payload, again, result.bucket.entries])
+        finally:
+            torch.set_default_dtype(torch.float32)
+    for one, other in zip(*written, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
 
 
 def test_a_result_is_divided_shifted_scaled_and_limited():

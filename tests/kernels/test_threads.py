@@ -153,12 +153,12 @@ def test_a_call_lets_other_python_threads_run(monkeypatch):
     thread = threading.Thread(target=count)
     thread.start()
     try:
-        ops.compress(c.values, c.tiles, c.quantizer, c.address, c.payload())
+        while len(during) < 20 and max(during, default=0) < 100:  # a busy machine may need a few
+            ops.compress(c.values, c.tiles, c.quantizer, c.address, c.payload())
     finally:
         ended.set()
         thread.join()
-    assert len(during) == 1
-    assert during[0] > 100
+    assert max(during) >= 100
 
 
 @pytest.mark.parametrize("failing", ["caller", "another"])
@@ -195,13 +195,15 @@ def test_without_more_threads_the_caller_does_the_work(monkeypatch):
 
 
 FORK = """
-import os, threading, torch
+import os, threading, time, torch
 from dynamiq.kernels import ops
+from dynamiq.kernels.threads import in_parts
 from tests.kernels.test_threads import call
 c, payload, again = (x := call(70_000)), x.payload(), x.payload()
 torch.set_num_threads(3)
 ops.compress(c.values, c.tiles, c.quantizer, c.address, payload)
-assert any(t.name.startswith("dynamiq-kernel") for t in threading.enumerate())
+in_parts(lambda first, last: time.sleep(0.01), 1000)  # both of the other threads are needed
+assert sum(t.name.startswith("dynamiq-kernel") for t in threading.enumerate()) == 2
 child = os.fork()
 ops.compress(c.values, c.tiles, c.quantizer, c.address, again)
 # Torch's own threads do not survive a fork: no torch.equal here, and no exit handlers there.

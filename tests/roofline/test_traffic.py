@@ -51,4 +51,4 @@ def test_every_kernel_and_format_is_counted():
     for kernel, spec in KERNELS.items():
         for entry_format in spec.entry_formats:
             assert traffic(kernel, entry_format, 4 if spec.has_widths else None, 1).moved_bytes
-    assert ENTRY_BYTES == {name: dtype.itemsize for dtype, name in ENTRY_FORMATS.items()}
+    assert {name: dtype.itemsize for dtype, name in ENTRY_FORMATS.items()} == ENTRY_BYTES

@@ -10,15 +10,15 @@ struct Arguments {
     uint8_t* payload;
 };
 
-INLINE void compress_at(const Arguments& a, int64_t index) {
+INLINE void compress_at(const Arguments& a, int64_t index, const Ahead& ahead) {
     Place place = place_of(a.tiles, a.quantizer.widths, index);
     Supergroup<floats> x;
     if (place.width) x = read(a.values, index, place.unit);
-    encode(x, place, a.quantizer, a.address, a.payload);
+    encode(x, place, a.quantizer, a.address, a.payload, ahead);
 }
 
-INLINE void prefetch(const Arguments& a, int64_t index) {
-    prefetch(a.values, a.tiles, index);
+INLINE Ahead ahead_of(const Arguments& a, int64_t index) {
+    return ahead_in(a.values, a.tiles, index);
 }
 
-KERNEL(compress, Arguments, compress_at)
+KERNEL(compress, Arguments, compress_at, ahead_of)

@@ -9,13 +9,13 @@ struct Arguments {
     Quantizer quantizer;
 };
 
-INLINE void decompress_at(const Arguments& a, int64_t index) {
+INLINE void decompress_at(const Arguments& a, int64_t index, const Ahead& ahead) {
     Place place = place_of(a.tiles, a.quantizer.widths, index);
-    if (place.unit >= 0) write(a.result, place.unit, decode(place, a.quantizer, a.payload));
+    if (place.unit >= 0) write(a.result, place.unit, decode(place, a.quantizer, a.payload), ahead);
 }
 
-INLINE void prefetch(const Arguments& a, int64_t index) {
-    fetch(place_in(a.result.bucket, a.tiles.units[index]), 256 * sizeof(Entry));
+INLINE Ahead ahead_of(const Arguments& a, int64_t index) {
+    return ahead_in(a.result.bucket, a.tiles.units[index]);
 }
 
-KERNEL(decompress, Arguments, decompress_at)
+KERNEL(decompress, Arguments, decompress_at, ahead_of)

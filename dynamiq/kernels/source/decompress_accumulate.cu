@@ -10,18 +10,19 @@ struct Arguments {
     Quantizer quantizer;
 };
 
-INLINE void decompress_accumulate_at(const Arguments& a, int64_t index) {
+INLINE void decompress_accumulate_at(const Arguments& a, int64_t index, const Ahead& ahead) {
     Place place = place_of(a.tiles, a.quantizer.widths, index);
     Supergroup<floats> x = read(a.values, index, place.unit);
     Supergroup<floats> more = decode(place, a.quantizer, a.payload);
     FOR_EACH_GROUP(g) {
         if (place.width) x[g] = x[g] + more[g];
         write_sums(a.sums + index * 256 + 16 * g, x[g]);
+        ahead.fetch(g);
     }
 }
 
-INLINE void prefetch(const Arguments& a, int64_t index) {
-    prefetch(a.values, a.tiles, index);
+INLINE Ahead ahead_of(const Arguments& a, int64_t index) {
+    return ahead_in(a.values, a.tiles, index);
 }
 
-KERNEL(decompress_accumulate, Arguments, decompress_accumulate_at)
+KERNEL(decompress_accumulate, Arguments, decompress_accumulate_at, ahead_of)

@@ -12,7 +12,7 @@ struct Arguments {
     uint8_t* out;
 };
 
-INLINE void decompress_accumulate_recompress_at(const Arguments& a, int64_t index) {
+INLINE void decompress_accumulate_recompress_at(const Arguments& a, int64_t index, const Ahead& ahead) {
     Place from = place_of(a.incoming, a.quantizer.widths, index);
     Place to = place_of(a.outgoing, a.quantizer.widths, index);
     Supergroup<floats> x;
@@ -21,11 +21,11 @@ INLINE void decompress_accumulate_recompress_at(const Arguments& a, int64_t inde
         Supergroup<floats> more = decode(from, a.quantizer, a.payload);
         FOR_EACH_GROUP(g) if (from.width) x[g] = x[g] + more[g];
     }
-    encode(x, to, a.quantizer, a.address, a.out);
+    encode(x, to, a.quantizer, a.address, a.out, ahead);
 }
 
-INLINE void prefetch(const Arguments& a, int64_t index) {
-    prefetch(a.values, a.incoming, index);
+INLINE Ahead ahead_of(const Arguments& a, int64_t index) {
+    return ahead_in(a.values, a.incoming, index);
 }
 
-KERNEL(decompress_accumulate_recompress, Arguments, decompress_accumulate_recompress_at)
+KERNEL(decompress_accumulate_recompress, Arguments, decompress_accumulate_recompress_at, ahead_of)

@@ -35,14 +35,18 @@ INLINE Supergroup<floats> read(const Values& values, int64_t index, int64_t unit
     return x;
 }
 
-// Where the entries of a unit are; null if they are not in the bucket.
-INLINE const Entry* place_in(const Bucket& bucket, int64_t unit) {
-    return unit < 0 ? nullptr : extent_of(bucket, unit).entries;
+INLINE Ahead ahead_in(const Bucket& bucket, int64_t unit) {
+#ifdef __CUDACC__
+    return {};
+#else
+    if (unit < 0) return {};
+    return {(const char*)extent_of(bucket, unit).entries, 256 * sizeof(Entry)};
+#endif
 }
 
-// Begin to fetch what `read` will need.
-INLINE void prefetch(const Values& values, const Tiles& tiles, int64_t index) {
-    if (!values.sums) fetch(place_in(values.bucket, tiles.units[index]), 256 * sizeof(Entry));
+// What `read` will need; sums are read one after the other anyway.
+INLINE Ahead ahead_in(const Values& values, const Tiles& tiles, int64_t index) {
+    return values.sums ? Ahead{} : ahead_in(values.bucket, tiles.units[index]);
 }
 
 // Where the result goes, and what is undone on the way.
@@ -54,7 +58,8 @@ struct Result {
     float limit;  // largest magnitude; infinity if there is none
 };
 
-INLINE void write(const Result& result, int64_t unit, const Supergroup<floats>& x) {
+INLINE void write(const Result& result, int64_t unit, const Supergroup<floats>& x,
+                  const Ahead& ahead) {
     Extent extent = extent_of(result.bucket, unit);
     float inverse = 1.0f / result.factor[unit], offset = result.offset[unit];
     FOR_EACH_GROUP(g) {
@@ -65,5 +70,6 @@ INLINE void write(const Result& result, int64_t unit, const Supergroup<floats>& 
         y = select(y > result.limit, sixteen(result.limit), y);
         if (offset != offset) y = sixteen(float_of_bits(0x7FC00000));
         write_group(extent, g, y);
+        ahead.fetch(g);
     }
 }

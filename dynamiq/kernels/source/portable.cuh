@@ -134,8 +134,6 @@ INLINE uint16_t half_of_float(float x) {
     return r;
 }
 
-INLINE void fetch(const void*, int) {}
-
 struct alignas(16) Quad {
     uint32_t v[4];
 };
@@ -211,19 +209,13 @@ INLINE ints lookup(const int32_t* table, int size, ints index) {
     return bits_of(lookup((const float*)table, size, index));
 }
 
-// Begin to bring memory into the cache; null is allowed.
-INLINE void fetch(const void* memory, int bytes) {
-    if (memory)
-        for (int i = 0; i < bytes; i += 64) __builtin_prefetch((const char*)memory + i);
-}
-
 typedef uint64_t longs __attribute__((vector_size(64)));
 typedef uint64_t four_longs __attribute__((vector_size(32)));
 
 // Four integers of 4 · bits bits each: codes 4k to 4k + 3, the first one lowest; up to 16 bits.
 INLINE void join_fours(ints codes, int bits, uint64_t* fours) {
     longs twos = (longs)codes;
-    twos = (twos | twos >> (32 - bits)) & ((1ull << 2 * bits) - 1);
+    twos = (twos | twos >> (32 - bits)) & (((uint64_t)1 << 2 * bits) - 1);
     four_longs even = __builtin_shufflevector(twos, twos, 0, 2, 4, 6);
     four_longs odd = __builtin_shufflevector(twos, twos, 1, 3, 5, 7);
     four_longs joined = even | odd << 2 * bits;
@@ -233,7 +225,7 @@ INLINE void join_fours(ints codes, int bits, uint64_t* fours) {
 // Undo that for two integers of 8 · bits bits; up to 8 bits.
 INLINE ints split_eights(uint64_t low, uint64_t high, int bits) {
     longs shifts = longs{0, 1, 2, 3, 4, 5, 6, 7} * (uint64_t)bits;
-    uint64_t mask = (1ull << bits) - 1;
+    uint64_t mask = ((uint64_t)1 << bits) - 1;
     longs first = (low - longs{}) >> shifts & mask, second = (high - longs{}) >> shifts & mask;
     return __builtin_shufflevector((ints)first, (ints)second, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18,
                                    20, 22, 24, 26, 28, 30);

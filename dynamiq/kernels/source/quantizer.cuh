@@ -131,7 +131,7 @@ INLINE ints quantized(const floats& x, float divisor, const Width& width, const 
 
 // Write a supergroup's part of a payload.
 INLINE void encode(const Supergroup<floats>& x, const Place& place, const Quantizer& quantizer,
-                   const Address& address, uint8_t* payload) {
+                   const Address& address, uint8_t* payload, const Ahead& ahead) {
     FOR_EACH_PART(i, place.slack_end - place.slack) payload[place.slack + i] = 0;
     if (!place.width) return;
     const Width width = *place.width;  // not read again after each byte that is written
@@ -141,6 +141,7 @@ INLINE void encode(const Supergroup<floats>& x, const Place& place, const Quanti
         FOR_EACH_GROUP(g) {
             words random = random_words(block_key(address.entries, place.unit), entry_lanes(g));
             pack(stochastic_bfloat16(x[g], random), 16, codes.words + 16 * g);
+            ahead.fetch(g);
         }
     } else {
         Supergroup<ints> magnitudes;
@@ -152,6 +153,7 @@ INLINE void encode(const Supergroup<floats>& x, const Place& place, const Quanti
             float divisor = of_group(scales.divisor, g);
             ints group = quantized(x[g], divisor, width, tables, u[g]);
             pack(group, width.bits(), codes.words + width.bits() * g);
+            ahead.fetch(g);
         }
         write_bytes(payload + place.group_scales, to_int(scales.codes));
         uint16_t scale = (uint16_t)((uint32_t)scales.scale >> 16);

@@ -12,7 +12,7 @@ INLINE float clamped(double x, double low, double high) {
     return (float)(x < low ? low : x > high ? high : x);
 }
 
-INLINE void statistics_of(const Arguments& a, int64_t unit) {
+INLINE void statistics_of(const Arguments& a, int64_t unit, const Ahead&) {
     Extent extent = extent_of(a.bucket, unit);
     Supergroup<floats> x, squares;
     Supergroup<ints> magnitudes;
@@ -37,6 +37,6 @@ INLINE void statistics_of(const Arguments& a, int64_t unit) {
     a.mean[unit] = mean != mean ? float_of_bits(0x7FC00000) : clamped(mean, -a.limit, a.limit);
 }
 
-INLINE void prefetch(const Arguments&, int64_t) {}
+INLINE Ahead ahead_of(const Arguments&, int64_t) { return {}; }  // one after the other
 
-KERNEL(statistics, Arguments, statistics_of)
+KERNEL(statistics, Arguments, statistics_of, ahead_of)

@@ -7,13 +7,13 @@ struct Arguments {
     Result result;
 };
 
-INLINE void store_at(const Arguments& a, int64_t index) {
+INLINE void store_at(const Arguments& a, int64_t index, const Ahead& ahead) {
     int64_t unit = a.units[index];
-    if (unit >= 0) write(a.result, unit, read(a.values, index, unit));
+    if (unit >= 0) write(a.result, unit, read(a.values, index, unit), ahead);
 }
 
-INLINE void prefetch(const Arguments& a, int64_t index) {
-    fetch(place_in(a.result.bucket, a.units[index]), 256 * sizeof(Entry));
+INLINE Ahead ahead_of(const Arguments& a, int64_t index) {
+    return ahead_in(a.result.bucket, a.units[index]);
 }
 
-KERNEL(store, Arguments, store_at)
+KERNEL(store, Arguments, store_at, ahead_of)

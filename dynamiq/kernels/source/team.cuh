@@ -14,16 +14,20 @@
 #define FOR_EACH_GROUP(g) for (int g = threadIdx.x & 15, once = 1; once; once = 0)
 // Three blocks at a time leave 170 registers for a thread: no architecture needs more (ptxas aims at
 // fewer by itself, and spills on some).
-#define KERNEL(name, Arguments, work)                                                             \
+#define KERNEL(name, Arguments, work, ahead_of)                                                   \
     extern "C" __global__ void __launch_bounds__(16 * TEAMS_PER_BLOCK, 3)                          \
         name(const __grid_constant__ Arguments arguments, int64_t first, int64_t last) {          \
         int64_t i = first + ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / 16;                \
-        if (i < last) work(arguments, i);                                                         \
+        if (i < last) work(arguments, i, Ahead{});                                                \
     }
 // Memory that a team shares.
 #define SHARED(Type, name)                                                                        \
     __shared__ Type name##_of_all[TEAMS_PER_BLOCK];                                               \
     Type& name = name##_of_all[threadIdx.x / 16]
+
+struct Ahead {  // a GPU has other teams to work on while one waits
+    INLINE void fetch(int) const {}
+};
 
 typedef float group_floats;
 typedef int32_t group_ints;
@@ -107,15 +111,21 @@ INLINE bool is_speaker() { return own_lane() == 0; }
 
 #define FOR_EACH_GROUP(g) for (int g = 0; g < 16; ++g)
 #define FOR_EACH_PART(i, count) for (int64_t i = 0; i < (count); ++i)
-#define KERNEL(name, Arguments, work)                                                             \
+#define KERNEL(name, Arguments, work, ahead_of)                                                   \
     extern "C" void name(const Arguments* arguments, int64_t first, int64_t last) {               \
-        for (int64_t i = first; i < last; ++i) {                                                  \
-            if (i + AHEAD < last) prefetch(*arguments, i + AHEAD);                                \
-            work(*arguments, i);                                                                  \
-        }                                                                                         \
+        for (int64_t i = first; i < last; ++i)                                                    \
+            work(*arguments, i, i + 3 < last ? ahead_of(*arguments, i + 3) : Ahead{});            \
     }
-// How many supergroups before its turn one is fetched: they lie in no order that a CPU could guess.
-#define AHEAD 2
+
+// A supergroup that is worked on soon. They lie in no order that a CPU could guess; fetched line by
+// line between the groups of this one, they cost no waiting.
+struct Ahead {
+    const char* memory;
+    int64_t bytes;
+    INLINE_MEMBER void fetch(int g) const {
+        if (memory) __builtin_prefetch(memory + g * (bytes / 16));
+    }
+};
 #define SHARED(Type, name) Type name
 
 typedef floats group_floats;

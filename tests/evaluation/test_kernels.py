@@ -1,0 +1,63 @@
+"""The kernels' speed beside a copy: what is timed, and what is claimed of the times."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import typer
+from typer.testing import CliRunner
+
+from evaluation import kernels
+from evaluation.kernels import COMPRESS, COPY, FUSED, MX_FP4, Times
+
+
+def times(*wall_s: float) -> Times:
+    return Times(list(wall_s), [2 * second for second in wall_s])
+
+
+def test_table_and_json(tmp_path: Path) -> None:
+    app = typer.Typer()
+    app.command()(kernels.main)
+    output = tmp_path / "kernels.json"
+    options = ["--entries", "65536", "--pairs", "2", "--output", str(output)]
+    result = CliRunner().invoke(app, options)
+
+    assert result.exit_code == 0, result.output
+    report = json.loads(output.read_text())
+    assert {(row["operation"], row["threads"]) for row in report["rows"]} >= {
+        *((COPY, 1), (COMPRESS, 1), (COMPRESS, 2), (FUSED, 1), (FUSED, 2))
+    }
+    assert all(row["entries_per_s"] > 0 for row in report["rows"])
+    whats = [claim["what"] for claim in report["claims"]]
+    assert whats[:2] == [f"{COMPRESS} / {COPY}", f"{FUSED} / {COPY}"]
+    assert all(claim["holds"] == (claim["ratio"] >= claim["least"]) for claim in report["claims"])
+    assert "10⁶ entries/s" in result.output
+
+
+def test_ratios_are_medians_within_rounds() -> None:
+    """A round in which the machine was slow for both sides is as good as any other."""
+    assert times(1.0, 10.0, 2.0).ratio(times(3.0, 30.0, 8.0)) == 3.0
+
+
+def test_claims_compare_entries_per_second() -> None:
+    one = {COPY: 1.0, COMPRESS: 2.0, FUSED: 20.0, MX_FP4: 9.0}
+    measured = {(name, 1): times(second) for name, second in one.items()}
+    measured[COMPRESS, 2] = times(1.0)
+    claims = {claim.what: claim for claim in kernels.claims_of(measured)}
+
+    assert claims[f"{COMPRESS} / {COPY}"].ratio == 0.5
+    assert claims[f"{COMPRESS} / {MX_FP4}"].ratio == 4.5
+    assert claims[f"{COMPRESS}, 2 threads / 1"].ratio == 2.0
+    assert all(claim.holds for claim in claims.values() if COMPRESS in claim.what[:8])
+    assert not claims[f"{FUSED} / {COPY}"].holds
+    rows = {(row.operation, row.threads): row for row in kernels.rows_of(measured, 100)}
+    assert rows[COMPRESS, 2].entries_per_s == 100.0
+    assert rows[COMPRESS, 2].share_of_copy == 1.0
+    assert rows[FUSED, 1].cores == 2.0
+
+
+def test_without_torchao_there_are_no_casts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torchao", None)
+    assert kernels.mx_casts(torch.ones(256)) == {}
