@@ -27,10 +27,9 @@ from pathlib import Path
 
 from dynamiq.core.errors import KernelError
 from dynamiq.kernels.cache import cache_folder, source_digest
+from dynamiq.kernels.registry import KERNELS, SOURCE
 from dynamiq.kernels.threads import in_parts
 
-SOURCE = Path(__file__).parent / "source"
-KERNELS = tuple(sorted(path.stem for path in SOURCE.glob("*.cu")))
 COMPILERS = ("c++", "g++", "clang++")
 
 # No contraction and no fast math: results must be those of every other build. Nothing here sets

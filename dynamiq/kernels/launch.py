@@ -5,6 +5,7 @@ through the driver's own functions. What was compiled for a GPU stays loaded unt
 """
 
 import ctypes
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -51,10 +52,24 @@ def launch(
         enqueue(_driver(), kernel, torch.cuda.current_stream(index).cuda_stream, arguments, count)
 
 
+@cache
 def launcher(
     entry_format: str, device: torch.device
-) -> Callable[[str, ctypes.Structure, int], None]:
-    """Return :func:`launch` for one entry format and device: called as the host build is."""
+) -> Callable[[str, ctypes.Structure, int], None] | None:
+    """Return :func:`launch` for one entry format and device: called as the host build is.
+
+    Where no kernel can be compiled for the device it is None, after a warning.
+    """
+    try:
+        for_device(*torch.cuda.get_device_capability(device), known_architectures())
+    except KernelError as error:
+        warnings.warn(
+            f"dynamiq compresses {entry_format} on {device} with torch operations, many times "
+            f"slower than its own kernels: {error}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return None
     return lambda name, arguments, count: launch(name, entry_format, device, arguments, count)
 
 

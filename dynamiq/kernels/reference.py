@@ -207,7 +207,7 @@ def _write(result: Result, units: Tensor, sums: Tensor) -> None:
     """Write sums: float32[k, 256] to their places."""
     x = divide(sums, result.divisor) + result.offset[units, None]
     x = (x / result.factor[units, None]).clamp_(-result.limit, result.limit)
-    x[result.offset[units].isnan()] = torch.nan
+    x = _canonical(x)
     index, there = _entries(result.bucket, units)
     result.bucket.entries[index[there]] = x[there].to(result.bucket.entries.dtype)
 

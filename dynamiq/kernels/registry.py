@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dynamiq.core.errors import KernelError
+from dynamiq.kernels import operands
 from dynamiq.kernels.architecture import Architecture, Target
 
 SOURCE = Path(__file__).parent / "source"
-ENTRY_FORMATS = ("FP32", "BF16", "FP16")
+ENTRY_FORMATS = tuple(operands.ENTRY_FORMATS.values())
 """How the entries of a bucket may be stored; the macro is ``ENTRY_FP32``."""
 WIDTHS = (*range(1, 11), 16)
 """Bits of a code that a kernel with widths can be specialised to."""

@@ -72,7 +72,8 @@ class Tiles:
         units: int64[t, s], each supergroup's index in the padded bucket, in descending order of
             energy; -1 where a tile has fewer than s supergroups.
         cuts: int64[t, widths], how many supergroups of a tile have at least each width.
-        offsets: int64[t + 1], where tiles begin and end; the payload begins at offsets[0].
+        offsets: int64[t + 1], where tiles begin and end, even numbers; the payload begins at
+            offsets[0].
         nbytes: Bytes of the payload.
     """
 

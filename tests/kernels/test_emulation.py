@@ -1,4 +1,4 @@
-"""The GPU's code, run on the CPU: teams of 16 threads, shuffles and shared memory give the same bits.
+"""The GPU's code, run on the CPU: teams, shuffles and shared memory give the reference's bits.
 
 What it cannot show are the instructions for which there is no C++ (FP16 conversions) and what a
 real GPU's driver does; tests marked ``gpu`` do.
@@ -29,13 +29,11 @@ def emulated(tmp_path_factory):
     @cache
     def function(kernel, entry_format, reverse):
         path = folder / f"{kernel}-{entry_format}-{reverse}.so"
-        options = ["-std=c++17", "-O1", "-w", "-ffp-contract=off", "-shared", "-fPIC"]
+        flags = ["-std=c++17", "-O1", "-w", "-ffp-contract=off", "-shared", "-fPIC"]
         defines = [f"-DNAME={kernel}", f'-DKERNEL_FILE="{kernel}.cu"', f"-DENTRY_{entry_format}"]
-        subprocess.run(
-            [*host.find_compiler(), *options, *defines, f"-DREVERSED={int(reverse)}"]
-            + [f"-I{host.SOURCE}", "-o", path, EMULATOR],
-            check=True,
-        )
+        order, folders = f"-DREVERSED={int(reverse)}", [f"-I{host.SOURCE}", "-o", path]
+        command = [*host.find_compiler(), *flags, *defines, order, *folders, EMULATOR]
+        subprocess.run(command, check=True)
         emulate = ctypes.CDLL(str(path)).emulate
         emulate.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
         return emulate

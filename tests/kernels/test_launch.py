@@ -189,6 +189,16 @@ def test_each_device_and_format_loads_its_own(pretended):
     assert [call[0] for call in pretended.driver.calls].count("load") == 4
 
 
+def test_a_gpu_without_kernels_gets_the_reference_and_one_warning(pretended, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    launch.launcher.cache_clear()
+    with pytest.warns(RuntimeWarning, match="on cuda:0 with torch operations.*sm_80") as warned:
+        assert launch.launcher("FP32", CUDA) is None
+        assert launch.launcher("FP32", CUDA) is None
+    assert len(warned) == 1
+    launch.launcher.cache_clear()
+
+
 def test_nothing_to_do_launches_nothing(pretended):
     launch.launch("store", "FP32", CUDA, store_arguments(), 0)
     assert not pretended.driver.calls

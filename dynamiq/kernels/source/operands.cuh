@@ -68,7 +68,7 @@ INLINE void write(const Result& result, int64_t unit, const Supergroup<floats>& 
         y = (y + offset) * inverse;
         y = select(y < -result.limit, sixteen(-result.limit), y);
         y = select(y > result.limit, sixteen(result.limit), y);
-        if (offset != offset) y = sixteen(float_of_bits(0x7FC00000));
+        y = select(y == y, y, sixteen(float_of_bits(0x7FC00000)));
         write_group(extent, g, y);
         ahead.fetch(g);
     }

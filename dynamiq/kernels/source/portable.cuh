@@ -209,6 +209,20 @@ INLINE ints lookup(const int32_t* table, int size, ints index) {
     return bits_of(lookup((const float*)table, size, index));
 }
 
+// The lanes of two vectors, those of b counted on from those of a.
+template <class R, int... lanes, class V>
+INLINE R shuffled(V a, V b) {
+#if defined(__clang__) || __GNUC__ >= 12
+    return __builtin_shufflevector(a, b, lanes...);
+#else
+    const int from[] = {lanes...}, count = sizeof(V) / sizeof(a[0]);
+    R r;
+    for (unsigned i = 0; i < sizeof...(lanes); ++i)
+        r[i] = from[i] < count ? a[from[i]] : b[from[i] - count];
+    return r;
+#endif
+}
+
 typedef uint64_t longs __attribute__((vector_size(64)));
 typedef uint64_t four_longs __attribute__((vector_size(32)));
 
@@ -216,8 +230,8 @@ typedef uint64_t four_longs __attribute__((vector_size(32)));
 INLINE void join_fours(ints codes, int bits, uint64_t* fours) {
     longs twos = (longs)codes;
     twos = (twos | twos >> (32 - bits)) & (((uint64_t)1 << 2 * bits) - 1);
-    four_longs even = __builtin_shufflevector(twos, twos, 0, 2, 4, 6);
-    four_longs odd = __builtin_shufflevector(twos, twos, 1, 3, 5, 7);
+    four_longs even = shuffled<four_longs, 0, 2, 4, 6>(twos, twos);
+    four_longs odd = shuffled<four_longs, 1, 3, 5, 7>(twos, twos);
     four_longs joined = even | odd << 2 * bits;
     memcpy(fours, &joined, 32);
 }
@@ -227,8 +241,8 @@ INLINE ints split_eights(uint64_t low, uint64_t high, int bits) {
     longs shifts = longs{0, 1, 2, 3, 4, 5, 6, 7} * (uint64_t)bits;
     uint64_t mask = ((uint64_t)1 << bits) - 1;
     longs first = (low - longs{}) >> shifts & mask, second = (high - longs{}) >> shifts & mask;
-    return __builtin_shufflevector((ints)first, (ints)second, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18,
-                                   20, 22, 24, 26, 28, 30);
+    return shuffled<ints, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30>(
+        (ints)first, (ints)second);
 }
 
 // IEEE half precision, 16 numbers at a time; nearest even, as every machine's own instruction does.

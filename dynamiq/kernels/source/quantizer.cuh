@@ -137,6 +137,7 @@ INLINE void encode(const Supergroup<floats>& x, const Place& place, const Quanti
     const Width width = *place.width;  // not read again after each byte that is written
     const float* tables = quantizer.tables;
     SHARED(Codes, codes);
+    expect_writes(payload, place, width.bits());
     if (width.bits() == 16) {
         FOR_EACH_GROUP(g) {
             words random = random_words(block_key(address.entries, place.unit), entry_lanes(g));

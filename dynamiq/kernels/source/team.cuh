@@ -164,8 +164,8 @@ INLINE int32_t largest(ints x) {
         lane(14, d), lane(15, d)
 template <int d>
 INLINE ints merged(ints a, ints b) {
-    ints x = __builtin_shufflevector(a, b, ALL_LANES(LANE, d));
-    ints y = __builtin_shufflevector(a, b, ALL_LANES(OTHER, d));
+    ints x = shuffled<ints, ALL_LANES(LANE, d)>(a, b);
+    ints y = shuffled<ints, ALL_LANES(OTHER, d)>(a, b);
     return x > y ? x : y;
 }
 #undef LANE

@@ -74,6 +74,15 @@ INLINE Place place_of(const Tiles& tiles, const Widths& widths, int64_t index) {
     return place;
 }
 
+// Begin to fetch what the next supergroups will write, or a full store buffer waits for it.
+INLINE void expect_writes(uint8_t* payload, const Place& place, int bits) {
+#ifndef __CUDACC__
+    uint8_t* codes = payload + place.codes + 4 * code_bytes(bits);
+    for (int64_t i = 0; i < code_bytes(bits); i += 64) __builtin_prefetch(codes + i, 1);
+    __builtin_prefetch(payload + place.group_scales + 4 * 16, 1);
+#endif
+}
+
 // The codes of one supergroup on their way to or from a payload.
 struct alignas(16) Codes {
     uint16_t words[256];
