@@ -118,12 +118,13 @@ INLINE bool is_speaker() { return own_lane() == 0; }
     }
 
 // A supergroup that is worked on soon. They lie in no order that a CPU could guess; fetched line by
-// line between the groups of this one, they cost no waiting.
+// line between the groups of this one, they cost little waiting. They are used once, so that the
+// outer caches need not keep them.
 struct Ahead {
     const char* memory;
     int64_t bytes;
     INLINE_MEMBER void fetch(int g) const {
-        if (memory) __builtin_prefetch(memory + g * (bytes / 16));
+        if (memory) __builtin_prefetch(memory + g * (bytes / 16), 0, 0);
     }
 };
 #define SHARED(Type, name) Type name
