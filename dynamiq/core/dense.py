@@ -9,6 +9,7 @@ from abc import abstractmethod
 import torch
 from torch import Tensor
 
+from dynamiq.core.arithmetic import divide
 from dynamiq.core.compressor import Encoding
 from dynamiq.core.layout import Layout
 from dynamiq.core.message import Call, Message
@@ -88,7 +89,7 @@ class DenseEncoding(Encoding[Tensor]):
         """Divide and copy out."""
         if chunk is not None:
             work = work[chunk, : self.layout.slice_numel(chunk)]
-        result = work / self.divisor
+        result = divide(work, self.divisor)
         limit = torch.finfo(out.dtype).max
         if self.call.divisor > 1 and limit < torch.finfo(result.dtype).max:
             # A mean lies within the dtype's range; its rounded value may not.

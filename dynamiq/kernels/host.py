@@ -87,7 +87,7 @@ def find_compiler() -> tuple[str, ...]:
     Raises:
         KernelError: There is none.
     """
-    if chosen := shlex.split(os.environ.get("CXX", "")):
+    if chosen := _words("CXX"):
         return tuple(chosen)
     for name in COMPILERS:
         if path := shutil.which(name):
@@ -100,7 +100,15 @@ def find_compiler() -> tuple[str, ...]:
 
 def flags() -> list[str]:
     """Return the compiler's flags: FLAGS, then those of ``$DYNAMIQ_HOST_FLAGS``."""
-    return [*FLAGS, *shlex.split(os.environ.get("DYNAMIQ_HOST_FLAGS", ""))]
+    return [*FLAGS, *_words("DYNAMIQ_HOST_FLAGS")]
+
+
+def _words(variable: str) -> list[str]:
+    text = os.environ.get(variable, "")
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise KernelError(f"{variable}={text!r} is not a command line: {error}") from error
 
 
 @contextlib.contextmanager
@@ -115,6 +123,8 @@ def _compiled(compiler: tuple[str, ...], entry_format: str) -> Iterator[list[Pat
                 folder.mkdir(parents=True, exist_ok=True)
                 lock = stack.enter_context((folder / "lock").open("ab"))
                 fcntl.flock(lock, fcntl.LOCK_EX)
+                # Not only closed: a process forked meanwhile holds the file open, too.
+                stack.callback(fcntl.flock, lock, fcntl.LOCK_UN)
                 for unfinished in folder.glob("making-*"):  # by a process that was killed
                     shutil.rmtree(unfinished, ignore_errors=True)
                 _compile_missing(compiler, entry_format, folder)
@@ -142,7 +152,8 @@ def _function(path: Path) -> "ctypes._NamedFuncPointer":
         function = getattr(ctypes.CDLL(str(path)), path.stem)
     except (OSError, AttributeError) as error:
         raise KernelError(
-            f"what the C++ compiler made cannot be loaded; CXX names another one: {error}"
+            f"what the C++ compiler made cannot be loaded; CXX names another compiler, and "
+            f"DYNAMIQ_CACHE another folder, from which programs may be run: {error}"
         ) from error
     function.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
     function.restype = None

@@ -15,7 +15,7 @@ import torch
 
 from dynamiq.core.errors import KernelError
 from dynamiq.kernels.nvrtc import CompiledKernel, compile_kernel, known_architectures
-from dynamiq.kernels.registry import find_kernel, for_device
+from dynamiq.kernels.registry import KERNELS, find_kernel, for_device
 
 THREADS_PER_SUPERGROUP = 16
 THREADS_PER_BLOCK = 128
@@ -61,7 +61,10 @@ def launcher(
     Where no kernel can be compiled for the device it is None, after a warning.
     """
     try:
-        for_device(*torch.cuda.get_device_capability(device), known_architectures())
+        index = _index(device)
+        with torch.cuda.device(index):
+            for name in KERNELS:  # all at once, before any of them has written something
+                _loaded(name, entry_format, index)
     except KernelError as error:
         warnings.warn(
             f"dynamiq compresses {entry_format} on {device} with torch operations, many times "

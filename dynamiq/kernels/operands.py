@@ -65,6 +65,11 @@ class Result:
     limit: float
 
 
+def is_direct(entries: Tensor) -> bool:
+    """Return whether kernels can read and write these entries where they are."""
+    return entries.dtype in ENTRY_FORMATS and entries.is_contiguous()
+
+
 def entries_of(x: Tensor) -> Tensor:
     """Return x[d] as kernels can read it: itself, or a contiguous copy, float32 if need be."""
     return x.contiguous() if x.dtype in ENTRY_FORMATS else x.float().contiguous()

@@ -71,6 +71,7 @@ def decompress(payload: Tensor, result: Result, tiles: Tiles, quantizer: Quantiz
         arguments.Quantizer.of(quantizer, payload.device),
     )
     run("decompress", a, tiles.units.numel())
+    _note_change(result)
 
 
 def decompress_accumulate(
@@ -140,6 +141,7 @@ def store(values: Values, units: Tensor, result: Result) -> None:
         values = replace(values, sums=reference.gather(values, units))
     a = arguments.Store(arguments.Values.of(values), units.data_ptr(), arguments.Result.of(result))
     run("store", a, units.numel())
+    _note_change(result)
 
 
 def _build(bucket: Bucket) -> Run | None:
@@ -151,6 +153,13 @@ def _build(bucket: Bucket) -> Run | None:
     from dynamiq.kernels import launch
 
     return launch.launcher(entry_format, device)
+
+
+def _note_change(result: Result) -> None:
+    """Tell autograd, which may hold the entries for a backward, that they were written."""
+    entries = result.bucket.entries
+    if not entries.is_inference():
+        torch.autograd.graph.increment_version(entries)
 
 
 def _check_bucket(bucket: Bucket) -> None:

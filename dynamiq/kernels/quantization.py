@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from dynamiq.core import randomness
+from dynamiq.core.arithmetic import divide
 from dynamiq.core.randomness import Stream
 from dynamiq.kernels.wire import GROUP, GROUPS, SUPERGROUP, Address, Quantizer
 
@@ -72,12 +73,6 @@ def unpack(packed: Tensor, width: int) -> Tensor:
     for i in range(1, codes.shape[2]):
         codes[:, :, 0] |= codes[:, :, i] << i
     return codes[:, :, 0]
-
-
-def divide(x: Tensor, divisor: float) -> Tensor:
-    """Return x / divisor, rounded once on every device."""
-    # Not by a Python number: on CUDA torch multiplies by its reciprocal.
-    return x / torch.tensor(divisor, dtype=torch.float32, device=x.device)
 
 
 def private_key(address: Address, stream: Stream) -> int:

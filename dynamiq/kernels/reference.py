@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from dynamiq.core import randomness
+from dynamiq.core.arithmetic import divide
 from dynamiq.core.randomness import Stream
 from dynamiq.kernels.operands import Bucket, Result, Values
 from dynamiq.kernels.quantization import (
     decoded_group_scale,
-    divide,
     private_key,
     quantize,
     unpack,

@@ -160,8 +160,10 @@ def pretended(monkeypatch):
         monkeypatch.setattr(torch.cuda, name, value)
     monkeypatch.setattr(launch, "_driver", lambda: driver)
     launch._loaded.cache_clear()
+    launch.launcher.cache_clear()
     yield SimpleNamespace(driver=driver, entered=entered)
     launch._loaded.cache_clear()
+    launch.launcher.cache_clear()
 
 
 def store_arguments():
@@ -176,9 +178,10 @@ def test_kernels_run_on_the_current_stream_of_the_tensors_device(pretended, devi
     run("store", store_arguments(), 9)
     run("store", store_arguments(), 8)
 
-    assert [call[0] for call in pretended.driver.calls] == ["load", "kernel", "launch", "launch"]
-    assert [call[5] for call in pretended.driver.calls[2:]] == [100 + index] * 2
-    assert pretended.entered == [index, None] * 2
+    kinds = [call[0] for call in pretended.driver.calls]
+    assert kinds == ["load", "kernel"] * len(KERNELS) + ["launch"] * 2
+    assert [call[5] for call in pretended.driver.calls[-2:]] == [100 + index] * 2
+    assert pretended.entered == [index, None] * 3
 
 
 def test_each_device_and_format_loads_its_own(pretended):
@@ -186,17 +189,15 @@ def test_each_device_and_format_loads_its_own(pretended):
         for index in (0, 1):
             run = launch.launcher(entry_format, torch.device("cuda", index))
             run("store", store_arguments(), 1)
-    assert [call[0] for call in pretended.driver.calls].count("load") == 4
+    assert [call[0] for call in pretended.driver.calls].count("load") == 4 * len(KERNELS)
 
 
 def test_a_gpu_without_kernels_gets_the_reference_and_one_warning(pretended, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    launch.launcher.cache_clear()
     with pytest.warns(RuntimeWarning, match="on cuda:0 with torch operations.*sm_80") as warned:
         assert launch.launcher("FP32", CUDA) is None
         assert launch.launcher("FP32", CUDA) is None
     assert len(warned) == 1
-    launch.launcher.cache_clear()
 
 
 def test_nothing_to_do_launches_nothing(pretended):

@@ -229,3 +229,26 @@ def test_a_result_is_divided_shifted_scaled_and_limited():
     assert (rows[0] == -7.0).all()
     assert torch.equal(rows[1], ((sums[0, 0] / 4.0 + 3.0) / 0.5).clamp(-40.0, 40.0))
     assert rows[2].isnan().all()
+
+
+def test_flushing_denormals_changes_nothing():
+    """A setting of the calling thread alone, which the threads of the pool do not have."""
+    x = 2.0**-140 * torch.arange(1, 513)
+    address, four_bits = Address(0, 0, 0, 0, 1), operations.quantizer((4,))
+    call = Call.of(x, Layout(512, 1, 256), four_bits, address, mixed=False)
+    payloads = [call.payload(), call.payload()]
+    for payload, flush in zip(payloads, (False, True), strict=True):
+        torch.set_flush_denormal(flush)
+        ops.compress(call.values, call.tiles, call.quantizer, call.address, payload)
+    torch.set_flush_denormal(False)
+    assert torch.equal(*payloads)
+
+
+def test_autograd_notices_that_a_tensor_was_written():
+    b = torch.ones(512, requires_grad=True).exp()
+    with torch.no_grad():
+        result = operations.result_of(b.view(2, 256))
+        sums = operations.values_of(torch.zeros(1, 2, 256))
+        ops.store(sums, torch.tensor([[0, 1]]), result)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        b.sum().backward()

@@ -11,11 +11,12 @@ from torch import Tensor
 from dynamiq.compressors.dynamiq.allocation import threshold_cuts
 from dynamiq.compressors.dynamiq.geometry import Capacities, Supergroups
 from dynamiq.compressors.dynamiq.order import Deal
+from dynamiq.core.arithmetic import divide
 from dynamiq.core.compressor import Encoding
 from dynamiq.core.layout import Layout
 from dynamiq.core.message import Call, Message
 from dynamiq.kernels import ops
-from dynamiq.kernels.operands import ENTRY_FORMATS, Bucket, Result, Values, entries_of
+from dynamiq.kernels.operands import Bucket, Result, Values, entries_of, is_direct
 from dynamiq.kernels.wire import SUPERGROUP, Address, Quantizer, Tiles
 
 _HUGE_ENERGY = 2.0**100
@@ -113,7 +114,7 @@ class DynamiQEncoding(Encoding[Work]):
         energy = torch.full(counts.shape, -1.0, dtype=torch.float32, device=device)
         mean = torch.zeros(counts.shape, dtype=torch.float32, device=device)
         energy[real], mean[real] = statistics.view(2, -1)
-        mean = mean / n
+        mean = divide(mean, n)
         contaminated = ~energy.isfinite()
         energy = torch.where(contaminated, 0.0, energy)
         # Range: F alone decides, so that all ranks agree (a power of two is exact).
@@ -143,7 +144,9 @@ class DynamiQEncoding(Encoding[Work]):
     def load(self, x: Tensor, rank: int, out: Tensor) -> Work:
         """Copy nothing that kernels can read, and write, through the energy order."""
         own = self._bucket(entries_of(x), 0)
-        return Work(Values(own, self._factor, self._shift), _direct(out))
+        return Work(
+            Values(own, self._factor, self._shift), out if is_direct(out) else _stand_in(out)
+        )
 
     def compress(self, work: Work, message: Message, positions: range, out: Tensor) -> None:
         """See :func:`dynamiq.kernels.ops.compress`."""
@@ -192,9 +195,11 @@ class DynamiQEncoding(Encoding[Work]):
 
     def store(self, work: Work, out: Tensor, chunk: int | None = None) -> None:
         """Write the sums of unfinished tiles; the others are where they belong already."""
-        target = _direct(out)
-        if chunk is None and target is not work.out:
-            target.copy_(work.out)
+        target = out if is_direct(out) else work.out
+        if target.shape != out.shape:
+            target = _stand_in(out)
+        if target is not work.out and (chunk is None or work.finished[chunk]):
+            target.copy_(self._finished(work, chunk))
         result = self._result(target, chunk)
         for c in range(self.layout.world_size) if chunk is None else (chunk,):
             for tiles in work.unfinished(c, self._deal.tiles):
@@ -202,6 +207,13 @@ class DynamiQEncoding(Encoding[Work]):
                 ops.store(work.values(c, tiles), units, result)
         if target is not out:
             out.copy_(target)
+
+    def _finished(self, work: Work, chunk: int | None) -> Tensor:
+        """Return the part of early results that belongs to a chunk, or all of them."""
+        if chunk is None or work.out.numel() != self.layout.numel:
+            return work.out
+        start, stop = self.layout.slice_bounds(chunk)
+        return work.out[start:stop]
 
     def _bucket(self, entries: Tensor, origin: int) -> Bucket:
         slices = Supergroups.of(self.layout, entries.device).slices
@@ -233,8 +245,6 @@ class DynamiQEncoding(Encoding[Work]):
         return Address(self.call.seed, self.call.number, message.hop, message.sender, n)
 
 
-def _direct(out: Tensor) -> Tensor:
-    """Return out, or memory that stands in for it until it is stored."""
-    if out.dtype in ENTRY_FORMATS and out.is_contiguous():
-        return out
+def _stand_in(out: Tensor) -> Tensor:
+    """Return memory for results that kernels cannot write to out."""
     return torch.empty(out.shape, dtype=torch.float32, device=out.device)

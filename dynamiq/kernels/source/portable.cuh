@@ -149,7 +149,7 @@ INLINE void join_fours(const ints& codes, int bits, uint64_t* fours) {
 
 #include <cstdint>
 #include <cstring>
-#ifdef __AVX512F__
+#ifdef __SSE__
 #include <immintrin.h>
 #endif
 
@@ -208,6 +208,20 @@ INLINE floats lookup(const float* table, int size, ints index) {
 INLINE ints lookup(const int32_t* table, int size, ints index) {
     return bits_of(lookup((const float*)table, size, index));
 }
+
+// While it lives, this thread rounds to nearest and keeps denormals, whatever it was told before
+// (torch.set_flush_denormal, other libraries): all threads and ranks have the same arithmetic.
+struct StrictArithmetic {
+#ifdef __SSE__
+    unsigned before = _mm_getcsr();
+    StrictArithmetic() { _mm_setcsr(0x1F80); }
+    ~StrictArithmetic() { _mm_setcsr(before); }
+#elif defined(__aarch64__)
+    unsigned before = __builtin_aarch64_get_fpcr();
+    StrictArithmetic() { __builtin_aarch64_set_fpcr(0); }
+    ~StrictArithmetic() { __builtin_aarch64_set_fpcr(before); }
+#endif
+};
 
 // The lanes of two vectors, those of b counted on from those of a.
 template <class R, int... lanes, class V>

@@ -113,6 +113,7 @@ INLINE bool is_speaker() { return own_lane() == 0; }
 #define FOR_EACH_PART(i, count) for (int64_t i = 0; i < (count); ++i)
 #define KERNEL(name, Arguments, work, ahead_of)                                                   \
     extern "C" void name(const Arguments* arguments, int64_t first, int64_t last) {               \
+        StrictArithmetic strict;                                                                  \
         for (int64_t i = first; i < last; ++i)                                                    \
             work(*arguments, i, i + 3 < last ? ahead_of(*arguments, i + 3) : Ahead{});            \
     }
