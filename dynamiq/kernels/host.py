@@ -40,6 +40,8 @@ FLAGS = (
 )
 
 _DIGEST_BYTES = 32
+_ROOM_BYTES = 1 << 22
+"""What compiling takes, generously."""
 _log = logging.getLogger(__name__)
 
 
@@ -128,7 +130,9 @@ def _compiled(compiler: tuple[str, ...], entry_format: str) -> Iterator[list[Pat
                 for unfinished in folder.glob("making-*"):  # by a process that was killed
                     shutil.rmtree(unfinished, ignore_errors=True)
                 _compile_missing(compiler, entry_format, folder)
-        except (OSError, RuntimeError) as error:
+        except (OSError, RuntimeError, KernelError) as error:
+            if isinstance(error, KernelError) and _has_room(folder):
+                raise
             _log.warning(
                 "kernels are compiled for this process alone, since they cannot be kept (%s); "
                 "DYNAMIQ_CACHE names another folder",
@@ -140,6 +144,11 @@ def _compiled(compiler: tuple[str, ...], entry_format: str) -> Iterator[list[Pat
             except OSError as error:
                 raise KernelError(f"there is no place for compiled kernels: {error}") from error
         yield _paths(folder)
+
+
+def _has_room(folder: Path) -> bool:
+    """Return whether a compiler that failed cannot blame the folder that it wrote to."""
+    return folder.is_dir() and shutil.disk_usage(folder).free > _ROOM_BYTES
 
 
 def _paths(folder: Path) -> list[Path]:
@@ -206,6 +215,7 @@ def _run(command: list[str]) -> bytes:
     except subprocess.CalledProcessError as error:
         said = error.stderr.decode(errors="replace").strip()[:2000]
         raise KernelError(
-            f"the C++ compiler fails with status {error.returncode}; CXX names another one.\n"
+            f"the C++ compiler fails with status {error.returncode}; CXX names another one, and "
+            f"DYNAMIQ_HOST_FLAGS other flags.\n"
             f"{shlex.join(command)}\n{said}"
         ) from error

@@ -67,9 +67,13 @@ class Result:
 
 def is_direct(entries: Tensor) -> bool:
     """Return whether kernels can read and write these entries where they are."""
-    return entries.dtype in ENTRY_FORMATS and entries.is_contiguous()
+    lazy = entries.is_neg() or entries._is_zerotensor()  # memory that holds something else, or none
+    return entries.dtype in ENTRY_FORMATS and entries.is_contiguous() and not lazy
 
 
 def entries_of(x: Tensor) -> Tensor:
     """Return x[d] as kernels can read it: itself, or a contiguous copy, float32 if need be."""
-    return x.contiguous() if x.dtype in ENTRY_FORMATS else x.float().contiguous()
+    if is_direct(x):
+        return x
+    dtype = x.dtype if x.dtype in ENTRY_FORMATS else torch.float32
+    return torch.empty(x.shape, dtype=dtype, device=x.device).copy_(x)

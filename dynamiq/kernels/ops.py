@@ -234,7 +234,8 @@ def _check_tiles(tiles: Tiles, quantizer: Quantizer, payload: Tensor) -> None:
 def _check(
     name: str, tensor: Tensor, dtypes: tuple[torch.dtype, ...], device: torch.device
 ) -> None:
-    if tensor.dtype not in dtypes or not tensor.is_contiguous() or tensor.device != device:
+    here = tensor.device == device and not (tensor.is_neg() or tensor._is_zerotensor())
+    if tensor.dtype not in dtypes or not tensor.is_contiguous() or not here:
         names = ", ".join(str(d).removeprefix("torch.") for d in dtypes)
         raise InputError(
             f"{name} must be contiguous {names} on {device}, got {tensor.dtype} "

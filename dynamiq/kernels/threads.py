@@ -42,21 +42,34 @@ def in_parts(work: Callable[[int, int], None], count: int) -> None:
                 return
             work(first, last)
 
-    others = _started(take_parts, threads - 1)
+    others: list[Future[None]] = []
     try:
+        _start(take_parts, threads - 1, others)
         take_parts()
     finally:
         # The parts use the caller's memory: none may run on after this, nor begin.
         left.clear()
-        wait(others)
+        others = [other for other in others if not other.cancel()]
+        _wait(others)
     for other in others:
         other.result()
 
 
-def _started(work: Callable[[], None], copies: int) -> list[Future[None]]:
+def _wait(others: list[Future[None]]) -> None:
+    """Wait for work that has begun; an interrupt, such as Ctrl-C, has its effect after that."""
+    interrupt: BaseException | None = None
+    while not all(other.done() for other in others):
+        try:
+            wait(others)
+        except BaseException as error:  # noqa: BLE001 - raised below
+            interrupt = error
+    if interrupt is not None:
+        raise interrupt
+
+
+def _start(work: Callable[[], None], copies: int, started: list[Future[None]]) -> None:
     """Start work in so many threads of the pool, or in as many as the system lets us have."""
     global _pool, _size
-    started: list[Future[None]] = []
     with _lock:
         if _pool is None or _size < copies:
             # Threads of a smaller pool end once their work is done.
@@ -67,7 +80,6 @@ def _started(work: Callable[[], None], copies: int) -> list[Future[None]]:
         with contextlib.suppress(RuntimeError):
             while len(started) < copies:
                 started.append(_pool.submit(work))
-    return started
 
 
 def _forget() -> None:

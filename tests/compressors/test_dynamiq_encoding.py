@@ -6,7 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynamiq import Butterfly, DynamiQCompressor, Ring, measure_error
+from dynamiq.core.collective import Collective
 from dynamiq.core.compressor import State
+from dynamiq.core.drivers import lockstep
 from dynamiq.core.layout import Layout
 from dynamiq.core.message import Call
 from tests.contracts.compressor import same_bits, sample, uneven_bounds
@@ -171,3 +173,39 @@ def test_a_common_mean_costs_nothing():
 
     for shift in (0.3, -5.0, 20.0):
         assert error(shift) == pytest.approx(error(0.0), rel=0.2)
+
+
+@pytest.mark.parametrize("lazy", [torch._neg_view, lambda x: torch._efficientzerotensor(x.shape)])
+def test_tensors_whose_memory_is_not_their_value(lazy):
+    """Torch negates, and makes zeros, when a tensor is read; kernels read memory."""
+    x = sample(2, 3000)
+    rows = [lazy(row) for row in x]
+    expected = measure_error(torch.stack(rows).clone(), DynamiQCompressor.paper(), Ring()).result
+    layout, call = Layout(3000, 2, 256), Call()
+    compressor, schedule = DynamiQCompressor.paper(), Ring().schedule(2)
+    outs = [torch.empty(3000) for _ in rows]
+    lockstep(
+        [
+            Collective(compressor, schedule, rank, layout.numel, call).run(row, outs[rank])
+            for rank, row in enumerate(rows)
+        ]
+    )
+    assert same_bits(outs[0], expected)
+
+
+@pytest.mark.parametrize("chunk", [None, 1])
+def test_results_can_be_stored_elsewhere_too(chunk):
+    """What was written early is copied, what was not is written."""
+    bounds = (0, 1300, 3000)
+    made = encoding(DynamiQCompressor.paper(), [1.0] * 13, numel=3000, bounds=bounds)
+    everything, message = range(made.positions), Ring().schedule(2).gather_message(1)
+    x, out = torch.randn(3000), torch.empty(3000)
+    work = made.load(x, 0, out)
+    payload = torch.empty(made.payload_bytes(message, everything), dtype=torch.uint8)
+    made.compress(work, message, everything, payload)
+    made.decompress(payload, work, message, everything)
+    other = torch.full((3000 if chunk is None else 1700,), torch.nan)
+    made.store(work, other, chunk)
+    assert same_bits(other[-1700:], out[1300:])
+    if chunk is None:
+        assert torch.allclose(other[:1300], x[:1300])

@@ -279,9 +279,13 @@ def test_a_kernel_runs_on_a_gpu_behind_what_its_stream_already_does(tmp_path, mo
     monkeypatch.setitem(KERNELS, "sample", write_kernel(tmp_path / "source"))
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
-        torch.cuda._sleep(100_000_000)
         x = torch.arange(128 * 4, dtype=torch.float32, device=CUDA)
         y = torch.full((128,), 2.0, device=CUDA)
+        unused = torch.empty_like(y)
+        # The first launch compiles and loads.
+        launch.launch("sample", "FP32", CUDA, Sample(x.data_ptr(), unused.data_ptr(), 0), 17)
+        stream.synchronize()
+        torch.cuda._sleep(100_000_000)
         launch.launch("sample", "FP32", CUDA, Sample(x.data_ptr(), y.data_ptr(), 0), 17)
         assert not stream.query(), "a launch must not wait for the GPU"
     stream.synchronize()

@@ -1,6 +1,7 @@
 """The threads of the host kernels: every part once, the same results, and no trace of failures."""
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -242,3 +243,33 @@ def test_a_fork_after_use_has_threads_of_its_own():
 def test_kernels_run_until_the_very_end_of_a_process():
     done = run_python(AT_EXIT)
     assert (done.stdout, done.stderr) == ("True\n", "")
+
+
+def test_an_interrupt_waits_until_no_part_runs():
+    """Parts use the caller's memory, which is given up while an exception unwinds."""
+    running = []
+
+    def work(first, last):
+        running.append(first)
+        time.sleep(0.3 if threading.current_thread() is not threading.main_thread() else 0.0)
+        running.remove(first)
+
+    torch.set_num_threads(3)
+    main = threading.main_thread().ident
+    timer = threading.Timer(0.1, signal.pthread_kill, [main, signal.SIGINT])
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        in_parts(work, 64 * 12)
+    assert not running
+
+
+def test_a_small_call_does_not_wait_behind_a_long_one():
+    """Copies of its work that have not begun when it is done are taken back."""
+    torch.set_num_threads(3)
+    long = threading.Thread(target=in_parts, args=(lambda first, last: time.sleep(0.2), 64 * 12))
+    long.start()
+    time.sleep(0.05)
+    began = time.monotonic()
+    in_parts(lambda first, last: None, 64 * 12)
+    assert time.monotonic() - began < 0.15
+    long.join()

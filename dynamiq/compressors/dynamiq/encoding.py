@@ -143,10 +143,14 @@ class DynamiQEncoding(Encoding[Work]):
 
     def load(self, x: Tensor, rank: int, out: Tensor) -> Work:
         """Copy nothing that kernels can read, and write, through the energy order."""
-        own = self._bucket(entries_of(x), 0)
-        return Work(
-            Values(own, self._factor, self._shift), out if is_direct(out) else _stand_in(out)
-        )
+        entries = entries_of(x)
+        if is_direct(out):
+            target = out
+        elif entries is not x and (entries.dtype, x.shape) == (torch.float32, out.shape):
+            target = entries  # as if x were out
+        else:
+            target = _stand_in(out)
+        return Work(Values(self._bucket(entries, 0), self._factor, self._shift), target)
 
     def compress(self, work: Work, message: Message, positions: range, out: Tensor) -> None:
         """See :func:`dynamiq.kernels.ops.compress`."""
