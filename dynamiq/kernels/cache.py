@@ -16,7 +16,7 @@ def cache_folder() -> Path:
         RuntimeError: No variable is set and this user has no home.
     """
     if chosen := os.environ.get("DYNAMIQ_CACHE"):
-        return Path(chosen)
+        return Path(chosen).expanduser()
     if (shared := Path(os.environ.get("XDG_CACHE_HOME", ""))).is_absolute():
         return shared / "dynamiq"
     return Path.home() / ".cache" / "dynamiq"

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 from dynamiq.core.errors import KernelError
-from dynamiq.kernels import launch
+from dynamiq.kernels import launch, registry
 from dynamiq.kernels.architecture import Architecture, Target
 from dynamiq.kernels.launch import LoadedKernel, blocks, enqueue, load
 from dynamiq.kernels.nvrtc import CompiledKernel, compile_kernel
@@ -315,3 +316,9 @@ def test_every_kernel_loads_on_a_gpu(name):
     torch.zeros(1, device=CUDA)  # makes the context that tensors would have made
     with torch.cuda.device(CUDA):
         assert launch._loaded(name, "FP32", 0).name == name
+
+
+def test_blocks_are_of_the_size_that_the_sources_share_memory_for():
+    team = (registry.SOURCE / "team.cuh").read_text("utf-8")
+    teams = int(re.search(r"#define TEAMS_PER_BLOCK (\d+)", team)[1])
+    assert teams * launch.THREADS_PER_SUPERGROUP == launch.THREADS_PER_BLOCK

@@ -72,7 +72,8 @@ def threshold_cuts(energies: Tensor, capacity: Tensor, widths: Sequence[int]) ->
     if not costs:
         return cuts
     cuts[:, 1:] = _affordable_steps(energies, room, widths, costs)
-    room = room - (cuts[:, 1:] * torch.tensor(costs, device=cuts.device)).sum(1)
+    for step, cost in enumerate(costs):
+        room = room - cuts[:, step + 1] * cost
     for step in sorted(range(len(costs)), key=lambda i: -costs[i]):
         more = torch.minimum(room // costs[step], cuts[:, step] - cuts[:, step + 1])
         cuts[:, step + 1] += more
@@ -87,7 +88,7 @@ def _affordable_steps(
     steps = list(pairwise(widths))
     gains = torch.cat([energies * ((4.0**-a - 4.0**-c) / (c - a)) for a, c in steps], dim=1)
     kind = torch.arange(len(steps), device=energies.device).repeat_interleave(energies.shape[1])
-    cost = torch.tensor(costs, device=energies.device)[kind]
+    cost = torch.cat([kind.new_full((energies.shape[1],), cost) for cost in costs])
     order = gains.argsort(dim=1, descending=True, stable=True)
     spent = cost[order].cumsum(1)
     taken = (spent <= room[:, None]) & (gains.gather(1, order) > 0)

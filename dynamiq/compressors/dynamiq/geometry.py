@@ -30,7 +30,7 @@ class Supergroups:
     real: Tensor
 
     @classmethod
-    @lru_cache(maxsize=1024)
+    @lru_cache(maxsize=64)
     def of(cls, layout: Layout, device: torch.device) -> "Supergroups":
         """Return the supergroups of a layout."""
         counts = layout.true_entries()
@@ -51,7 +51,7 @@ class Capacities:
     offsets: Tensor
 
     @classmethod
-    @lru_cache(maxsize=1024)
+    @lru_cache(maxsize=64)
     def of(
         cls, deal: Deal, widths: tuple[int, ...], supergroup_budget: float, device: torch.device
     ) -> "Capacities":

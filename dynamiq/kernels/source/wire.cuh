@@ -69,8 +69,10 @@ INLINE Place place_of(const Tiles& tiles, const Widths& widths, int64_t index) {
     place.group_scales = begin + bytes + before * 16;
     place.scale = begin + bytes + scaled * 16 + before * 2;
     int64_t used = begin + bytes + scaled * 18, spare = end - used;
-    place.slack = used + quotient(spare * position, tiles.size);
-    place.slack_end = used + quotient(spare * (position + 1), tiles.size);
+    int64_t share = quotient(spare + tiles.size - 1, tiles.size);
+    int64_t slack = share * position, slack_end = slack + share;
+    place.slack = used + (slack < spare ? slack : spare);
+    place.slack_end = used + (slack_end < spare ? slack_end : spare);
     return place;
 }
 
