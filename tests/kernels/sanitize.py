@@ -79,19 +79,24 @@ def run_tests(folder: Path, target: str, arguments: list[str]) -> int:
 
 
 def asan_runtime() -> str:
-    """Return the library that has to be loaded before all others.
+    """Return the libraries that have to be loaded before all others.
+
+    The second one because the first looks for it at once, and aborts at a C++ exception of torch's
+    if it was not there yet.
 
     Raises:
         KernelError: The compiler has none.
     """
-    command = [*find_compiler(), "-print-file-name=libasan.so"]
-    path = subprocess.check_output(command, text=True).strip()
-    if not Path(path).is_file():
-        raise KernelError(
-            f"{shlex.join(command)} finds no such library; name a GCC in CXX (Debian and Ubuntu: "
-            f"apt-get install g++)"
-        )
-    return path
+    paths = []
+    for name in ("libasan.so", "libstdc++.so"):
+        command = [*find_compiler(), f"-print-file-name={name}"]
+        paths.append(subprocess.check_output(command, text=True).strip())
+        if not Path(paths[-1]).is_file():
+            raise KernelError(
+                f"{shlex.join(command)} finds no such library; name a GCC in CXX (Debian and "
+                f"Ubuntu: apt-get install g++)"
+            )
+    return " ".join(paths)
 
 
 def read_counts(folder: Path) -> Counts:
