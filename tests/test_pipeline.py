@@ -378,6 +378,19 @@ def test_a_mean_of_float16_does_not_overflow(world_size, compressor, topology):
     assert error <= (16_000 if compressor is PAPER else 64)
 
 
+def test_a_strided_mean_of_float16_does_not_overflow_either():
+    """Its result is written to memory of another dtype first."""
+    x = (60_000.0 + 5_504 * torch.rand(2, 20_000, 2)).half()
+    results = run_world(
+        lambda pipeline: pipeline.all_reduce(x[rank_of(pipeline)][:, 0], "mean"),
+        2,
+        compressor=PAPER,
+    )
+    assert len(results) == 2
+    assert x[0, :, 0].isfinite().all()
+    assert same_bits(x[0, :, 0].contiguous(), x[1, :, 0].contiguous())
+
+
 @every_topology
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("compressor", [Uncompressed("fp32"), PAPER], ids=lambda c: c.kind)

@@ -117,8 +117,8 @@ class Encoding(ABC, Generic[W]):
     def store(self, work: W, out: Tensor, chunk: int | None = None) -> None:
         """Write what ``work`` holds, divided by the call's divisor, to ``out``.
 
-        ``out`` is [d], or with ``chunk`` that chunk's true entries only (reduce-scatter). ``work``
-        stays as it is.
+        ``out`` is [d], or with ``chunk`` that chunk's true entries only (reduce-scatter). What
+        ``work`` holds stays readable, unless the input was the output.
         """
 
 

@@ -72,10 +72,10 @@ def library(entry_format: str) -> Library | None:
     try:
         return Library(entry_format)
     except KernelError as error:
-        # compress, 2^20 entries of 4 bits, one thread of an AVX-512 CPU: 78 ms instead of 1.3 ms;
-        # tests/benchmarks/test_kernels.py, with CXX=false and without.
+        # compress, 2^20 entries of 4 bits, one thread of an AVX-512 CPU: 15 instead of 608 million
+        # entries/s; python -m evaluation.kernels --entries 1048576, with CXX=false and without.
         warnings.warn(
-            f"dynamiq compresses {entry_format} with torch operations, about 60 times slower than "
+            f"dynamiq compresses {entry_format} with torch operations, about 40 times slower than "
             f"its own kernels: {error}",
             RuntimeWarning,
             stacklevel=2,
@@ -135,7 +135,7 @@ def _compiled(compiler: tuple[str, ...], entry_format: str) -> Iterator[list[Pat
                 raise
             _log.warning(
                 "kernels are compiled for this process alone, since they cannot be kept (%s); "
-                "DYNAMIQ_CACHE names another folder",
+                "set DYNAMIQ_CACHE to another folder",
                 error,
             )
             try:
@@ -161,8 +161,8 @@ def _function(path: Path) -> "ctypes._NamedFuncPointer":
         function = getattr(ctypes.CDLL(str(path)), path.stem)
     except (OSError, AttributeError) as error:
         raise KernelError(
-            f"what the C++ compiler made cannot be loaded; CXX names another compiler, and "
-            f"DYNAMIQ_CACHE another folder, from which programs may be run: {error}"
+            f"what the C++ compiler made cannot be loaded; set CXX to another compiler, or "
+            f"DYNAMIQ_CACHE to a folder from which programs may be run: {error}"
         ) from error
     function.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
     function.restype = None
@@ -185,7 +185,7 @@ def _compile(compiler: tuple[str, ...], entry_format: str, path: Path) -> None:
         _run(command)
         if not made.is_file():
             raise KernelError(
-                f"the C++ compiler ended well but made nothing; CXX names another one.\n"
+                f"the C++ compiler ended well but made nothing; set CXX to another one.\n"
                 f"{shlex.join(command)}"
             )
         content = made.read_bytes()
@@ -210,12 +210,12 @@ def _run(command: list[str]) -> bytes:
         ).stdout
     except OSError as error:
         raise KernelError(
-            f"the C++ compiler {command[0]} cannot be run; CXX names another one: {error}"
+            f"the C++ compiler {command[0]} cannot be run; set CXX to another one: {error}"
         ) from error
     except subprocess.CalledProcessError as error:
         said = error.stderr.decode(errors="replace").strip()[:2000]
         raise KernelError(
-            f"the C++ compiler fails with status {error.returncode}; CXX names another one, and "
-            f"DYNAMIQ_HOST_FLAGS other flags.\n"
+            f"the C++ compiler fails with status {error.returncode}; set CXX to another one, or "
+            f"DYNAMIQ_HOST_FLAGS to other flags.\n"
             f"{shlex.join(command)}\n{said}"
         ) from error

@@ -166,7 +166,7 @@ def _cached(key: bytes, compile_: Callable[[], bytes]) -> bytes:
 
 @cache
 def _warn_once(message: str) -> None:
-    logger.warning("%s; DYNAMIQ_CACHE names another folder", message)
+    logger.warning("%s; set DYNAMIQ_CACHE to another folder", message)
 
 
 @cache

@@ -55,8 +55,9 @@ def _legend(rows: list[Row]) -> list[str]:
         lines.append(f"predicted: {name}, never run; {MACHINES[name].source}")
     lines += [
         "Bytes are counted from the operands, each once. A copy: of the same entries, in the same "
-        f"run; from {MEMORY_BOUND:.0%} of its bandwidth on, memory is what binds. Instructions: on "
-        "a host executed ones, a vector instruction once; predicted ones are all of a thread's "
-        "machine code.",
+        f"run. What binds is memory from {MEMORY_BOUND:.0%} of its bandwidth on, and below the "
+        "core, computing or waiting for single lines. Instructions: on a host executed ones, a "
+        "vector instruction once; predicted ones are all of a thread's machine code, in a build "
+        "for one width.",
     ]
     return lines

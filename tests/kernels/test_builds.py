@@ -15,7 +15,7 @@ from tests.kernels.oracle import WIDTHS
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 NAN = {torch.float32: 0x7FC00000, torch.bfloat16: 0x7FC0, torch.float16: 0x7E00}
-SPECIAL = [0.0, -0.0, 1.0, -1.0, 2.0**-149, -(2.0**-130), 3e38, -3e38, torch.inf, -torch.inf]
+SPECIAL = [0.0, -0.0, 1.0, -1.0, 2.0**-149, -(2.0**-130), 3.4e38, -3.4e38, torch.inf, -torch.inf]
 
 
 def bits(x):

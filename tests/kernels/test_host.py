@@ -134,7 +134,7 @@ def test_without_a_cache_kernels_are_made_for_this_process(place, tmp_path, monk
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     assert "for this process alone" in record.message
-    assert "DYNAMIQ_CACHE names another folder" in record.message
+    assert "set DYNAMIQ_CACHE to another folder" in record.message
     assert not list((tmp_path / "temporary").iterdir())
 
 
@@ -147,13 +147,13 @@ def test_without_any_place_the_reason_is_said(tmp_path, monkeypatch):
 
 
 BROKEN = {
-    "missing": (None, r"/no/such/c\+\+ cannot be run; CXX names another"),
+    "missing": (None, r"/no/such/c\+\+ cannot be run; set CXX to another"),
     "failing": (
         "echo 'out of order' >&2; exit 3",
-        "status 3; CXX names another(.|\n)*out of order",
+        "status 3; set CXX to another(.|\n)*out of order",
     ),
-    "idle": ("exit 0", "made nothing; CXX names another"),
-    "confused": (MAKES_GARBAGE, "cannot be loaded; CXX names another"),
+    "idle": ("exit 0", "made nothing; set CXX to another"),
+    "confused": (MAKES_GARBAGE, "cannot be loaded; set CXX to another"),
 }
 
 

@@ -123,7 +123,7 @@ def test_a_folder_that_cannot_be_made_costs_time_only(tmp_path, monkeypatch, cap
     assert compile_kernel(spec, "FP32", HOPPER) == compile_kernel(spec, "FP32", HOPPER)
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
-    assert "DYNAMIQ_CACHE names another folder" in record.getMessage()
+    assert "set DYNAMIQ_CACHE to another folder" in record.getMessage()
 
 
 def test_a_folder_that_cannot_be_written_costs_time_only(tmp_path, monkeypatch, caplog, cache):

@@ -10,7 +10,7 @@ from dynamiq.core.layout import Layout
 from dynamiq.kernels import ops, reference
 from dynamiq.kernels.tables import tables_of
 from dynamiq.kernels.wire import Address
-from tests.kernels import operations
+from tests.kernels import operations, oracle
 from tests.kernels.operations import Call
 
 
@@ -252,3 +252,31 @@ def test_autograd_notices_that_a_tensor_was_written():
         ops.store(sums, torch.tensor([[0, 1]]), result)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         b.sum().backward()
+
+
+@pytest.mark.parametrize("bits", [0x7FC00001, 0x7F800001, -1, -0x400000])
+def test_every_nan_becomes_the_same_one(bits):
+    x = torch.zeros(256)
+    x.view(torch.int32)[7] = bits
+    for statistic in ops.statistics(operations.bucket_of(x.view(1, 256)), 1):
+        assert statistic.view(torch.int32).tolist() == [0x7FC00000]
+    result = operations.result_of(torch.zeros(1, 256))
+    ops.store(operations.values_of(x.view(1, 1, 256)), torch.tensor([[0]]), result)
+    assert result.bucket.entries.view(torch.int32)[7] == 0x7FC00000
+
+
+def test_a_group_that_is_not_zero_has_a_scale_that_is_not():
+    """Rounded up, even where 255 times its share of the scale is no number of FP32 any more."""
+    x = torch.zeros(1, 1, 256)
+    x[0, 0, 0], x[0, 0, 16] = 2.0**-149, 1e30
+    tiles = oracle.tiles([[4]], (4,))
+    payload = torch.empty(tiles.nbytes, dtype=torch.uint8)
+    ops.compress(
+        operations.values_of(x),
+        tiles,
+        operations.quantizer((4,), scale_rounding="up"),
+        Address(0, 0, 0, 0, 1),
+        payload,
+    )
+    ((coded,), _) = oracle.read_tile(payload, [4])
+    assert coded.group_codes.tolist()[:3] == [1, 255, 0]

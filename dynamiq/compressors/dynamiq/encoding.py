@@ -34,6 +34,7 @@ class Work:
     Attributes:
         own: This rank's entries.
         out: Where finished tiles go.
+        dtype: Of the result in the end, for which ``out`` may stand in.
         sums: By chunk, float32[tiles, size, 256] in energy order.
         held: By chunk, the tiles that have sums.
         finished: By chunk, the tiles that are in ``out``.
@@ -41,6 +42,7 @@ class Work:
 
     own: Values
     out: Tensor
+    dtype: torch.dtype
     sums: dict[int, Tensor] = field(default_factory=dict)
     held: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
     finished: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
@@ -150,7 +152,8 @@ class DynamiQEncoding(Encoding[Work]):
             target = entries  # as if x were out
         else:
             target = _stand_in(out)
-        return Work(Values(self._bucket(entries, 0), self._factor, self._shift), target)
+        own = Values(self._bucket(entries, 0), self._factor, self._shift)
+        return Work(own, target, out.dtype)
 
     def compress(self, work: Work, message: Message, positions: range, out: Tensor) -> None:
         """See :func:`dynamiq.kernels.ops.compress`."""
@@ -163,8 +166,7 @@ class DynamiQEncoding(Encoding[Work]):
         chunk = message.chunk
         work.release(chunk, positions)
         work.finished[chunk].update(positions)
-        whole = work.out.numel() == self.layout.numel
-        result = self._result(work.out, None if whole else chunk)
+        result = self._result(work.out, None, work.dtype)
         ops.decompress(payload, result, self._tiles(message, positions), self.quantizer)
 
     def decompress_accumulate(
@@ -204,7 +206,7 @@ class DynamiQEncoding(Encoding[Work]):
             target = _stand_in(out)
         if target is not work.out and (chunk is None or work.finished[chunk]):
             target.copy_(self._finished(work, chunk))
-        result = self._result(target, chunk)
+        result = self._result(target, chunk, out.dtype)
         for c in range(self.layout.world_size) if chunk is None else (chunk,):
             for tiles in work.unfinished(c, self._deal.tiles):
                 units = self._units[c, tiles.start : tiles.stop]
@@ -223,13 +225,13 @@ class DynamiQEncoding(Encoding[Work]):
         slices = Supergroups.of(self.layout, entries.device).slices
         return Bucket(entries, slices, self.layout.positions, origin)
 
-    def _result(self, out: Tensor, chunk: int | None) -> Result:
-        """Return where results go: to all of the bucket, or to one chunk's entries only."""
+    def _result(self, out: Tensor, chunk: int | None, dtype: torch.dtype) -> Result:
+        """Return where results go, in the end as dtype: the bucket, or one chunk's entries."""
         n, divisor = self.layout.world_size, self.call.divisor
         limit = float("inf")
         if divisor == n:
             # A mean lies within the dtype's range; its quantised value may not.
-            limit = min(torch.finfo(out.dtype).max, torch.finfo(torch.float32).max)
+            limit = min(torch.finfo(dtype).max, torch.finfo(torch.float32).max)
         origin = 0 if chunk is None else self.layout.slice_bounds(chunk)[0]
         bucket = self._bucket(out, origin)
         return Result(bucket, self._factor, self._offset, float(divisor), limit)

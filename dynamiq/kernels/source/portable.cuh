@@ -217,9 +217,12 @@ struct StrictArithmetic {
     StrictArithmetic() { _mm_setcsr(0x1F80); }
     ~StrictArithmetic() { _mm_setcsr(before); }
 #elif defined(__aarch64__)
-    unsigned before = __builtin_aarch64_get_fpcr();
-    StrictArithmetic() { __builtin_aarch64_set_fpcr(0); }
-    ~StrictArithmetic() { __builtin_aarch64_set_fpcr(before); }
+    uint64_t before;
+    StrictArithmetic() {
+        asm volatile("mrs %0, fpcr" : "=r"(before));
+        asm volatile("msr fpcr, %0" ::"r"((uint64_t)0));
+    }
+    ~StrictArithmetic() { asm volatile("msr fpcr, %0" ::"r"(before)); }
 #endif
 };
 
