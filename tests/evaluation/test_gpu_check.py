@@ -46,7 +46,7 @@ def judge(tmp_path):
         ("passes", "passed", "1 passed"),
         ("passes or skips", "passed", "1 passed; 1 skipped: no such thing here"),
         ("skips", "not run", "1 skipped: no such thing here"),
-        ("nothing", "not run", "no test was selected"),
+        ("absent", "not run", "no test was selected"),
         ("passes or fails", "failed", "assert 1 == 2"),
     ],
 )
