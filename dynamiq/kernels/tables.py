@@ -42,12 +42,12 @@ def tables_of(quantizer: Quantizer, device: torch.device) -> Tables:
             rows.append([16] + [0] * 6)
             continue
         cells = 2 ** (width + 1)
-        parts = _search(levels, cells)
+        search, steps = _search(levels, cells)
         begins = []
-        for part in (*parts[:4], signed_levels(levels, width)):
+        for part in (*search, signed_levels(levels, width)):
             begins.append(sum(v.numel() for v in values))
             values.append(_padded(part))
-        rows.append([width, int(parts[4]), *begins])
+        rows.append([width, steps, *begins])
     together = torch.cat(values) if values else torch.zeros(_PAD, dtype=torch.float32)
     widths = torch.tensor(rows, dtype=torch.int32)
     return Tables(together.to(device), widths.to(device))
@@ -61,15 +61,15 @@ def signed_levels(levels: tuple[float, ...], width: int) -> Tensor:
     return torch.tensor([*negative, *levels, levels[-1]], dtype=torch.float32)
 
 
-def _search(levels: tuple[float, ...], cells: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return levels, gaps and next levels float32[R], starts as float bits, and the steps."""
+def _search(levels: tuple[float, ...], cells: int) -> tuple[list[Tensor], int]:
+    """Return levels, gaps and next levels float32[R], starts as float bits; and the steps."""
     exact = torch.tensor(levels, dtype=torch.float32)
     inner = exact[1:-1].contiguous()
     starts = torch.bucketize(torch.arange(cells, dtype=torch.float32) / cells, inner, right=True)
-    steps = max([int(b - a) for a, b in pairwise([*starts.tolist(), len(inner)])])
+    steps = max(b - a for a, b in pairwise([*starts.tolist(), len(inner)]))
     following = torch.cat([inner, torch.tensor([torch.inf], dtype=torch.float32)])
     bits = starts.to(torch.int32).view(torch.float32)
-    return exact[:-1], exact[1:] - exact[:-1], following, bits, torch.tensor(steps)
+    return [exact[:-1], exact.diff(), following, bits], steps
 
 
 def _padded(values: Tensor) -> Tensor:
