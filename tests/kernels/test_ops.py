@@ -233,15 +233,21 @@ def test_a_result_is_divided_shifted_scaled_and_limited():
 
 def test_flushing_denormals_changes_nothing():
     """A setting of the calling thread alone, which the threads of the pool do not have."""
-    x = 2.0**-140 * torch.arange(1, 513)
-    address, four_bits = Address(0, 0, 0, 0, 1), operations.quantizer((4,))
-    call = Call.of(x, Layout(512, 1, 256), four_bits, address, mixed=False)
-    payloads = [call.payload(), call.payload()]
-    for payload, flush in zip(payloads, (False, True), strict=True):
-        torch.set_flush_denormal(flush)
-        ops.compress(call.values, call.tiles, call.quantizer, call.address, payload)
+    x = (2.0**-140 * torch.arange(1, 513)).view(1, 2, 256)
+    result = operations.result_of(torch.zeros(2, 256))
+    torch.set_flush_denormal(True)
+    ops.store(operations.values_of(x), torch.tensor([[0, 1]]), result)
     torch.set_flush_denormal(False)
-    assert torch.equal(*payloads)
+    assert torch.equal(result.bucket.entries, x.view(-1))
+
+
+def test_the_largest_numbers_do_not_round_to_infinity():
+    tiles = oracle.tiles([[16]], (16,))
+    payload = torch.empty(tiles.nbytes, dtype=torch.uint8)
+    values = operations.values_of(torch.full((1, 1, 256), 3.4e38))
+    address = Address(0, 0, 0, 0, 1)
+    ops.compress(values, tiles, operations.quantizer((16,)), address, payload)
+    assert payload.view(torch.bfloat16).unique().tolist() == [torch.finfo(torch.bfloat16).max]
 
 
 def test_autograd_notices_that_a_tensor_was_written():
