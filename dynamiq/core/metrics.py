@@ -1,5 +1,6 @@
 """How good and how large: vNMSE, bits per entry, and a simulated call that measures both."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -7,7 +8,7 @@ from torch import Tensor
 
 from dynamiq.core.agreement import HEADER_BYTES
 from dynamiq.core.collective import Collective
-from dynamiq.core.compressor import Compressor
+from dynamiq.core.compressor import Compressor, State
 from dynamiq.core.drivers import Meter, lockstep
 from dynamiq.core.errors import InputError
 from dynamiq.core.message import Call
@@ -40,6 +41,65 @@ def vnmse(estimate: Tensor, exact: Tensor) -> float:
     return error / norm if norm else (float("inf") if error else 0.0)
 
 
+@dataclass(frozen=True)
+class Simulated:
+    """What a call left behind on all ranks.
+
+    Attributes:
+        result: float32[d], the all-reduced sum or mean, the same bits on all ranks.
+        states: Next state of each rank.
+        bytes_sent: Bytes sent by each rank, headers included.
+        bits_per_entry: As in :class:`ErrorReport`.
+    """
+
+    result: Tensor
+    states: list[State]
+    bytes_sent: tuple[int, ...]
+    bits_per_entry: float
+
+
+def simulate(
+    gradients: Tensor,
+    compressor: Compressor,
+    topology: Topology,
+    call: Call,
+    states: Sequence[State] | None = None,
+) -> Simulated:
+    """All-reduce the rows of float[n, d] in this thread, with the very code of a real call.
+
+    Args:
+        gradients: float32, bfloat16 or float16 [n, d], row i the entries of rank i.
+        compressor: The wire format.
+        topology: Who sends what to whom.
+        call: Seed, number and divisor.
+        states: Of each rank, from the call before; none for a first call.
+
+    Raises:
+        InputError: ``gradients`` is not a floating-point matrix.
+    """
+    if gradients.dim() != 2 or not gradients.is_floating_point():
+        raise InputError(
+            f"a simulation takes a floating-point tensor [ranks, entries], got "
+            f"{gradients.dtype}{list(gradients.shape)}"
+        )
+    n, d = gradients.shape
+    schedule = topology.schedule(n)
+    meters = [Meter() for _ in range(n)]
+    outs = [torch.empty(d, dtype=torch.float32) for _ in range(n)]
+    before = states or [State()] * n
+    collectives = [
+        Collective(compressor, schedule, rank, d, call, state=before[rank]) for rank in range(n)
+    ]
+    algorithms = [c.run(gradients[r], outs[r]) for r, c in enumerate(collectives)]
+    with torch.no_grad():
+        after = lockstep(algorithms, meters)
+    sent = tuple(meter.bytes_sent for meter in meters)
+    headers = sum(HEADER_BYTES * len(schedule.peers(r)) for r in range(n))
+    volume = n * collectives[0].volume
+    bits = 8 * (sum(sent) - headers) / volume if volume else 0.0
+    return Simulated(outs[0], after, sent, bits)
+
+
 def measure_error(
     gradients: Tensor,
     compressor: Compressor,
@@ -47,6 +107,7 @@ def measure_error(
     *,
     seed: int = 0,
     call: int = 0,
+    warm_up_calls: int = 0,
 ) -> ErrorReport:
     """All-reduce the rows of float[n, d] in this thread and compare with the exact sum.
 
@@ -57,26 +118,16 @@ def measure_error(
         compressor: The wire format.
         topology: Who sends what to whom.
         seed: Seed of the pipeline.
-        call: Call number; with the seed it fixes all randomness.
+        call: Number of the first call; with the seed it fixes all randomness.
+        warm_up_calls: Calls with the same gradients before the one that is measured: formats that
+            learn from call to call are as good as in a training run after two.
 
     Raises:
         InputError: ``gradients`` is not a floating-point matrix.
     """
-    if gradients.dim() != 2 or not gradients.is_floating_point():
-        raise InputError(
-            f"measure_error takes a floating-point tensor [ranks, entries], got "
-            f"{gradients.dtype}{list(gradients.shape)}"
-        )
-    n, d = gradients.shape
-    schedule = topology.schedule(n)
-    meters = [Meter() for _ in range(n)]
-    outs = [torch.empty(d, dtype=torch.float32) for _ in range(n)]
-    collectives = [Collective(compressor, schedule, r, d, Call(seed, call)) for r in range(n)]
-    algorithms = [c.run(gradients[r], outs[r]) for r, c in enumerate(collectives)]
-    with torch.no_grad():
-        lockstep(algorithms, meters)
-    sent = tuple(meter.bytes_sent for meter in meters)
-    headers = sum(HEADER_BYTES * len(schedule.peers(r)) for r in range(n))
-    volume = n * collectives[0].volume
-    bits = 8 * (sum(sent) - headers) / volume if volume else 0.0
-    return ErrorReport(vnmse(outs[0], gradients.double().sum(0)), bits, sent, outs[0])
+    states = None
+    for number in range(call, call + warm_up_calls):
+        states = simulate(gradients, compressor, topology, Call(seed, number), states).states
+    last = simulate(gradients, compressor, topology, Call(seed, call + warm_up_calls), states)
+    error = vnmse(last.result, gradients.double().sum(0))
+    return ErrorReport(error, last.bits_per_entry, last.bytes_sent, last.result)
