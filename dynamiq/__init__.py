@@ -12,7 +12,7 @@ from dynamiq.installation import check_installation
 
 check_installation(Path(__file__).parent)
 
-from dynamiq.compressors import DynamiQCompressor, Uncompressed
+from dynamiq.compressors import DynamiQCompressor, ErrorFeedback, Uncompressed
 from dynamiq.core.compressor import Compressor, Encoding, State, Statistics
 from dynamiq.core.dense import DenseEncoding
 from dynamiq.core.errors import (
@@ -56,6 +56,7 @@ __all__ = [
     "DynamiQCompressor",
     "DynamiqError",
     "Encoding",
+    "ErrorFeedback",
     "ErrorReport",
     "GlooTransport",
     "Handle",

@@ -40,6 +40,10 @@ RULES = {
     "planner": Rule("core compressors topologies", "torch pydantic", never="torch.cuda"),
     "planner.report": Rule("core compressors topologies", "torch pydantic rich"),
     "integrations": Rule("core pipeline", "torch", inside={"accelerate": "*", "lightning": "*"}),
+    "simulation": Rule("core compressors topologies", "torch pydantic", never="torch.distributed"),
+    "simulation.sources": Rule("core", "torch", inside={"safetensors": "*"}),
+    "simulation.report": Rule("core", "rich"),
+    "simulation.plot": Rule("core", inside={"matplotlib": "*"}),
     "roofline": Rule("core kernels"),
     "roofline.report": Rule("core kernels", "rich"),
     "cli": Rule("*", "typer rich"),
@@ -198,6 +202,7 @@ LEGAL = [
     ("kernels.nvrtc", "def build():\n    from cuda.core import Program\n    Program.x"),
     ("pipeline", "def ddp_hook(): from dynamiq.integrations.ddp import Hook"),
     ("planner.report", "import rich.table"),
+    ("simulation.plot", "def draw():\n    from matplotlib.figure import Figure"),
     ("integrations.lightning", "def plugin():\n    import lightning"),
     ("cli.plan", "import typer\nfrom dynamiq.planner import search"),
     ("compressors.mine.scales", "from ...core import layout\nfrom . import allocation"),
@@ -224,6 +229,8 @@ ILLEGAL = [
     ("pipeline", "from dynamiq.compressors.uncompressed import Uncompressed"),
     ("planner.cost", "import torch as t\nt.cuda.synchronize()"),
     ("planner.cost", "import rich"),
+    ("simulation.plot", "from matplotlib.figure import Figure"),
+    ("simulation.limit", "from dynamiq.kernels.wire import SUPERGROUP"),
     ("integrations.lightning", "import lightning"),
     ("integrations.lightning", "def f(): from dynamiq.kernels import ops"),
     ("", "from dynamiq.cli import main"),
@@ -261,7 +268,7 @@ sys.addaudithook(refuse_processes)
 import dynamiq
 
 roots = {name.partition(".")[0] for name in set(sys.modules) - modules}
-optional = roots & {"cuda", "matplotlib", "rich", "transformers", "typer"}
+optional = roots & {"cuda", "matplotlib", "rich", "safetensors", "transformers", "typer"}
 assert not optional, f"import dynamiq imports {optional}"
 assert threads == (threading.active_count(), natives()), "import dynamiq starts a thread"
 assert not torch.cuda.is_initialized(), "import dynamiq asks for a device"

@@ -3,11 +3,18 @@
 import pytest
 import torch
 
-from dynamiq import Butterfly, DynamiQCompressor, Ring, Uncompressed, measure_error
+from dynamiq import (
+    Butterfly,
+    DynamiQCompressor,
+    ErrorFeedback,
+    Ring,
+    Uncompressed,
+    measure_error,
+)
 from tests.contracts import compressor as contract
 from tests.contracts.compressor import same_bits, sample, uneven_bounds
 from tests.integrations.worlds import integers, lockstep, rank_of, run_world, same
-from tests.probes import AdaptiveFixedPoint, Feedback, FloatPerHop, NonZeroBlocks
+from tests.probes import AdaptiveFixedPoint, FloatPerHop, NonZeroBlocks
 
 TOPOLOGIES = [Ring(), Butterfly()]
 PAPER = DynamiQCompressor.paper()
@@ -335,7 +342,7 @@ def test_seed_and_call_number_are_the_randomness():
 
 
 @pytest.mark.parametrize(
-    "compressor", [AdaptiveFixedPoint(), Feedback(inner=PAPER)], ids=lambda c: c.kind
+    "compressor", [AdaptiveFixedPoint(), ErrorFeedback(PAPER)], ids=lambda c: c.kind
 )
 def test_state_is_kept_by_key(compressor):
     """Two tensors by turns give what each gives alone, at the same call numbers."""

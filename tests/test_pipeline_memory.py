@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from dynamiq import Butterfly, DynamiQCompressor, GlooTransport, Layout, Ring
 from dynamiq.compressors.dynamiq.encoding import DynamiQEncoding
+from dynamiq.core.compressor import State
 from dynamiq.core.message import Call, Message
 from tests.integrations.worlds import build
 from tests.processes import run_ranks
@@ -111,7 +112,7 @@ def payload_bytes(numel: int, n: int) -> tuple[int, int]:
     """Return the bytes of one payload for every chunk, and the padded entries."""
     layout = Layout(numel, n, 256)
     statistics = torch.ones(2 * layout.units)
-    encoding = PAPER.encode(statistics, layout, Ring().schedule(n), Call(), None)
+    encoding = PAPER.encode(statistics, layout, Ring().schedule(n), Call(), State())
     assert isinstance(encoding, DynamiQEncoding)
     everything = range(encoding.positions)
     payloads = (encoding.payload_bytes(Message(c, c, n, 0), everything) for c in range(n))

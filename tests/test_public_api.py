@@ -25,6 +25,7 @@ NAMES = [
     "DynamiQCompressor",
     "DynamiqError",
     "Encoding",
+    "ErrorFeedback",
     "ErrorReport",
     "GlooTransport",
     "Handle",

@@ -1,6 +1,7 @@
 """Wire formats: how entries become bytes."""
 
 from dynamiq.compressors.dynamiq import DynamiQCompressor
+from dynamiq.compressors.feedback import ErrorFeedback
 from dynamiq.compressors.uncompressed import Uncompressed
 
-__all__ = ["DynamiQCompressor", "Uncompressed"]
+__all__ = ["DynamiQCompressor", "ErrorFeedback", "Uncompressed"]

@@ -1,4 +1,4 @@
-"""Arithmetic that gives the same bits on every device."""
+"""Arithmetic that gives the same bits on every device and machine."""
 
 import torch
 from torch import Tensor
@@ -10,3 +10,28 @@ def divide(x: Tensor, divisor: float) -> Tensor:
     On CUDA, torch multiplies by the reciprocal when a divisor is a Python number.
     """
     return x / torch.full((), divisor, dtype=x.dtype, device=x.device)
+
+
+def tree_sum(x: Tensor) -> Tensor:
+    """Sum the last dimension over a binary tree: the second half is added to the first, and so on.
+
+    What torch.sum adds first depends on the machine.
+    """
+    while x.shape[-1] > 1:
+        half = (x.shape[-1] + 1) // 2
+        rest = x.shape[-1] - half
+        head = x[..., :half].clone()
+        head[..., :rest] += x[..., half:]
+        x = head
+    return x[..., 0]
+
+
+def descending_order(keys: Tensor) -> Tensor:
+    """Return the indices int64[k] that sort int16[k] keys, none negative, largest first.
+
+    Stable: ties stay in the order of their indices. NumPy's radix sort takes a tenth of the time
+    of torch's sort on a CPU.
+    """
+    if keys.device.type != "cpu":
+        return keys.argsort(descending=True, stable=True)
+    return torch.from_numpy((torch.iinfo(torch.int16).max - keys).numpy().argsort(kind="stable"))

@@ -157,6 +157,11 @@ class Compressor(Description, ABC):
         """Whether calls depend on earlier calls with the same key."""
         return type(self).next_state is not Compressor.next_state
 
+    @property
+    def needs_key(self) -> bool:
+        """Whether calls without a key, which begin without state, would be wrong."""
+        return self.stateful
+
     def next_state(self, encoding: Any, work: Any) -> State:
         """Return the state after a call; a non-finite call returns the state it began with.
 

@@ -38,6 +38,7 @@ class Stream(IntEnum):
     ENTRY = 2
     STRATUM = 3
     GROUP_SCALE = 4
+    SIGN = 5
 
 
 def key(*parts: int) -> int:

@@ -15,7 +15,8 @@ from dynamiq.core.randomness import Stream
 from dynamiq.kernels import operands, wire
 from dynamiq.kernels.tables import tables_of
 
-_ROUNDINGS = {"nearest": 0, "stochastic": 1, "correlated": 2}
+_ROUNDINGS = {"nearest": 0, "stochastic": 1, "correlated": 2, "dithered": 3}
+_GROUP_SCALES = {None: 0, "stochastic": 1, "up": 2}
 
 
 class Bucket(ctypes.Structure):
@@ -34,6 +35,20 @@ class Bucket(ctypes.Structure):
         return cls(_at(bucket.entries), _at(bucket.slices), bucket.positions, bucket.origin)
 
 
+class Rotation(ctypes.Structure):
+    """``Rotation`` of rotation.cuh."""
+
+    _fields_ = (
+        ("signs", c_uint64),
+        ("is_on", c_int64),
+    )
+
+    @classmethod
+    def of(cls, signs: int | None) -> "Rotation":
+        """Return a rotation by these signs, or none."""
+        return cls(signs or 0, signs is not None)
+
+
 class Values(ctypes.Structure):
     """``Values`` of operands.cuh."""
 
@@ -42,13 +57,15 @@ class Values(ctypes.Structure):
         ("factor", c_void_p),
         ("shift", c_void_p),
         ("sums", c_void_p),
+        ("rotation", Rotation),
     )
 
     @classmethod
     def of(cls, values: operands.Values) -> "Values":
         """Return the addresses of partial sums."""
         sums = None if values.sums is None else _at(values.sums)
-        return cls(Bucket.of(values.bucket), _at(values.factor), _at(values.shift), sums)
+        rotation = Rotation.of(values.signs)
+        return cls(Bucket.of(values.bucket), _at(values.factor), _at(values.shift), sums, rotation)
 
 
 class Result(ctypes.Structure):
@@ -60,57 +77,18 @@ class Result(ctypes.Structure):
         ("offset", c_void_p),
         ("divisor", c_float),
         ("limit", c_float),
+        ("rotation", Rotation),
     )
 
     @classmethod
     def of(cls, result: operands.Result) -> "Result":
         """Return the addresses of a result."""
         places = (Bucket.of(result.bucket), _at(result.factor), _at(result.offset))
-        return cls(*places, result.divisor, result.limit)
-
-
-class Tiles(ctypes.Structure):
-    """``Tiles`` of wire.cuh."""
-
-    _fields_ = (
-        ("units", c_void_p),
-        ("cuts", c_void_p),
-        ("offsets", c_void_p),
-        ("size", c_int64),
-    )
-
-    @classmethod
-    def of(cls, tiles: wire.Tiles) -> "Tiles":
-        """Return the addresses of tiles."""
-        return cls(_at(tiles.units), _at(tiles.cuts), _at(tiles.offsets), tiles.units.shape[1])
-
-
-class Quantizer(ctypes.Structure):
-    """``Quantizer`` of quantizer.cuh, with its ``Widths``."""
-
-    _fields_ = (
-        ("widths", c_void_p),
-        ("width_count", c_int64),
-        ("tables", c_void_p),
-        ("rounding", c_int32),
-        ("scales_round_up", c_int32),
-    )
-
-    @classmethod
-    def of(cls, quantizer: wire.Quantizer, device: torch.device) -> "Quantizer":
-        """Return the addresses of a quantiser's tables, which stay alive for the next calls."""
-        tables = tables_of(quantizer, device)
-        return cls(
-            _at(tables.widths),
-            len(quantizer.widths),
-            _at(tables.values),
-            _ROUNDINGS[quantizer.rounding],
-            quantizer.scale_rounding == "up",
-        )
+        return cls(*places, result.divisor, result.limit, Rotation.of(result.signs))
 
 
 class Address(ctypes.Structure):
-    """``Address`` of quantizer.cuh: keys of randomness, folded as far as the host knows them."""
+    """``Address`` of wire.cuh: keys of randomness, folded as far as the host knows them."""
 
     _fields_ = (
         ("entries", c_uint64),
@@ -133,6 +111,48 @@ class Address(ctypes.Structure):
         )
 
 
+class Tiles(ctypes.Structure):
+    """``Tiles`` of wire.cuh."""
+
+    _fields_ = (
+        ("units", c_void_p),
+        ("cuts", c_void_p),
+        ("offsets", c_void_p),
+        ("size", c_int64),
+        ("address", Address),
+    )
+
+    @classmethod
+    def of(cls, tiles: wire.Tiles) -> "Tiles":
+        """Return the addresses of tiles."""
+        places = (_at(tiles.units), _at(tiles.cuts), _at(tiles.offsets), tiles.units.shape[1])
+        return cls(*places, Address.of(tiles.address))
+
+
+class Quantizer(ctypes.Structure):
+    """``Quantizer`` of quantizer.cuh, with its ``Widths``."""
+
+    _fields_ = (
+        ("widths", c_void_p),
+        ("width_count", c_int64),
+        ("tables", c_void_p),
+        ("rounding", c_int32),
+        ("group_scales", c_int32),
+    )
+
+    @classmethod
+    def of(cls, quantizer: wire.Quantizer, device: torch.device) -> "Quantizer":
+        """Return the addresses of a quantiser's tables, which stay alive for the next calls."""
+        tables = tables_of(quantizer, device)
+        return cls(
+            _at(tables.widths),
+            len(quantizer.widths),
+            _at(tables.values),
+            _ROUNDINGS[quantizer.rounding],
+            _GROUP_SCALES[quantizer.group_scales],
+        )
+
+
 class Statistics(ctypes.Structure):
     """Arguments of statistics.cu."""
 
@@ -151,7 +171,6 @@ class Compress(ctypes.Structure):
         ("values", Values),
         ("tiles", Tiles),
         ("quantizer", Quantizer),
-        ("address", Address),
         ("payload", c_void_p),
     )
 
@@ -188,7 +207,6 @@ class DecompressAccumulateRecompress(ctypes.Structure):
         ("incoming", Tiles),
         ("outgoing", Tiles),
         ("quantizer", Quantizer),
-        ("address", Address),
         ("out", c_void_p),
     )
 

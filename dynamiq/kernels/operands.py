@@ -30,25 +30,29 @@ class Bucket:
 class Values:
     """Partial sums in the order of tiles: ``sums``, or this rank's own entries where it is None.
 
-    Own entries are brought into range while they are read: entry · factor − shift; what a
-    supergroup has too little is zero.
+    Own entries are brought into range while they are read: entry · factor − shift, then rotated
+    where there are signs; what a supergroup has too little is zero before that.
 
     Attributes:
         bucket: This rank's own entries.
         factor: float32[n * p], a power of two for each supergroup of the bucket.
         shift: float32[n * p].
         sums: float32[t, s, 256], or None.
+        signs: Key of a rotation's random signs; None for no rotation.
     """
 
     bucket: Bucket
     factor: Tensor
     shift: Tensor
     sums: Tensor | None = None
+    signs: int | None = None
 
 
 @dataclass(frozen=True)
 class Result:
     """Where finished sums go: (sum / divisor + offset) / factor, limited, cast, in their places.
+
+    Rotated sums are rotated back first.
 
     Attributes:
         bucket: What is written.
@@ -56,6 +60,7 @@ class Result:
         offset: float32[n * p]; NaN makes the whole supergroup NaN.
         divisor: 1 for a sum, the number of ranks for a mean.
         limit: Largest magnitude; infinity for none.
+        signs: As in :class:`Values`.
     """
 
     bucket: Bucket
@@ -63,6 +68,7 @@ class Result:
     offset: Tensor
     divisor: float
     limit: float
+    signs: int | None = None
 
 
 def is_direct(entries: Tensor) -> bool:

@@ -18,7 +18,7 @@ from torch import Tensor
 from dynamiq.core.errors import InputError
 from dynamiq.kernels import arguments, host, reference
 from dynamiq.kernels.operands import ENTRY_FORMATS, Bucket, Result, Values
-from dynamiq.kernels.wire import SUPERGROUP, Address, Quantizer, Tiles
+from dynamiq.kernels.wire import SUPERGROUP, Quantizer, Tiles
 
 Run = Callable[[str, ctypes.Structure, int], None]
 
@@ -37,20 +37,17 @@ def statistics(bucket: Bucket, world_size: int) -> tuple[Tensor, Tensor]:
     return energy, mean
 
 
-def compress(
-    values: Values, tiles: Tiles, quantizer: Quantizer, address: Address, out: Tensor
-) -> None:
+def compress(values: Values, tiles: Tiles, quantizer: Quantizer, out: Tensor) -> None:
     """Write the payload of partial sums to out: uint8[tiles.nbytes]."""
     _check_values(values, tiles.units)
     _check_tiles(tiles, quantizer, out)
     if (run := _build(values.bucket)) is None:
-        reference.compress(values, tiles, quantizer, address, out)
+        reference.compress(values, tiles, quantizer, out)
         return
     a = arguments.Compress(
         arguments.Values.of(values),
         arguments.Tiles.of(tiles),
         arguments.Quantizer.of(quantizer, out.device),
-        arguments.Address.of(address),
         out.data_ptr(),
     )
     run("compress", a, tiles.units.numel())
@@ -99,7 +96,6 @@ def decompress_accumulate_recompress(
     values: Values,
     tiles: tuple[Tiles, Tiles],
     quantizer: Quantizer,
-    address: Address,
     out: Tensor,
 ) -> None:
     """Write the payload of values + payload; ``tiles`` are the incoming and the outgoing ones."""
@@ -114,7 +110,7 @@ def decompress_accumulate_recompress(
             f"{list(outgoing.units.shape)} must hold the same supergroups"
         )
     if (run := _build(values.bucket)) is None:
-        reference.decompress_accumulate_recompress(payload, values, tiles, quantizer, address, out)
+        reference.decompress_accumulate_recompress(payload, values, tiles, quantizer, out)
         return
     a = arguments.DecompressAccumulateRecompress(
         payload.data_ptr(),
@@ -122,7 +118,6 @@ def decompress_accumulate_recompress(
         arguments.Tiles.of(incoming),
         arguments.Tiles.of(outgoing),
         arguments.Quantizer.of(quantizer, payload.device),
-        arguments.Address.of(address),
         out.data_ptr(),
     )
     run("decompress_accumulate_recompress", a, incoming.units.numel())

@@ -10,38 +10,70 @@ from torch import Tensor
 from dynamiq.core import randomness
 from dynamiq.core.arithmetic import divide
 from dynamiq.core.randomness import Stream
+from dynamiq.kernels.dither import dithered_codes, dithered_values
+from dynamiq.kernels.tables import signed_levels
 from dynamiq.kernels.wire import GROUP, GROUPS, SUPERGROUP, Address, Quantizer
 
 _LARGEST = 2.0**119
 
 
 def quantize(
-    x: Tensor, units: Tensor, width: int, index: int, quantizer: Quantizer, address: Address
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return codes uint8[k, 32 width], group codes uint8[k, 16] and scales bfloat16[k]."""
+    x: Tensor, units: Tensor, index: int, quantizer: Quantizer, address: Address
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Return codes uint8[k, 32 width], group codes uint8[k, 16] if any, and scales bfloat16[k].
+
+    ``index`` is that of the width among those of the quantiser.
+    """
+    width = quantizer.widths[index]
     magnitude = x.abs().nan_to_num_(nan=_LARGEST, posinf=_LARGEST).clamp_(max=_LARGEST)
     group_max = magnitude.view(-1, GROUPS, GROUP).amax(2)
-    scale = _round_up_to_bfloat16(group_max.amax(1))
+    scale = round_up_to_bfloat16(group_max.amax(1))
     group_codes, divisor = _group_scales(group_max, scale, units, quantizer, address)
     # An all-zero group has divisor 0: its entries are 0 / 1.
     divisor = torch.where(divisor > 0, divisor, 1.0)
     ratio = magnitude.view(-1, GROUPS, GROUP).div_(divisor[:, :, None]).clamp_(max=1.0)
     ratio = ratio.view(-1, SUPERGROUP)
     negative = x < 0
-    if width == 1:
+    u = _uniform(units, quantizer, address)
+    if quantizer.rounding == "dithered":
+        codes = dithered_codes(torch.where(negative, -ratio, ratio), u, width)
+    elif width == 1:
         signed = torch.where(negative, -ratio, ratio)
-        up = _uniform(units, quantizer, address) < (1.0 + signed) * 0.5
-        codes = up.to(torch.int32)
+        codes = (u < (1.0 + signed) * 0.5).to(torch.int32)
     else:
         levels = _floats(quantizer.levels[index], x.device)
         low, fraction = _below(ratio, levels)
-        u = _uniform(units, quantizer, address)
         # In value space, so that correlated errors of opposite signs do not reinforce.
         u = torch.where(negative, 1.0 - u, u)
         magnitude_index = low + (u < fraction)
         top = levels.numel() - 1
         codes = torch.where(negative, top - magnitude_index, top + magnitude_index)
     return _pack(codes, width), group_codes, scale.to(torch.bfloat16)
+
+
+def dequantize(
+    coded: tuple[Tensor, Tensor, Tensor],
+    units: Tensor,
+    index: int,
+    quantizer: Quantizer,
+    address: Address,
+) -> Tensor:
+    """Return float32[k, 256] of packed codes, group codes uint8[k, 16 or 0] and scales float32[k].
+
+    ``index`` is that of the width among those of the quantiser.
+    """
+    packed, group_codes, scale = coded
+    width = quantizer.widths[index]
+    codes = unpack(packed, width)
+    if quantizer.rounding == "dithered":
+        x = dithered_values(codes, _uniform(units, quantizer, address), width)
+    else:
+        table = signed_levels(quantizer.levels[index], width).to(packed.device)
+        x = table.index_select(0, codes.reshape(-1)).view(-1, SUPERGROUP)
+    if quantizer.group_scales is None:
+        return x.mul_(scale[:, None])
+    group_scale = decoded_group_scale(group_codes.float(), scale)
+    return x.view(-1, GROUPS, GROUP).mul_(group_scale[:, :, None]).view(-1, SUPERGROUP)
 
 
 def decoded_group_scale(codes: Tensor, scale: Tensor) -> Tensor:
@@ -95,15 +127,17 @@ def _below(ratio: Tensor, levels: Tensor) -> tuple[Tensor, Tensor]:
 
 def _group_scales(
     group_max: Tensor, scale: Tensor, units: Tensor, quantizer: Quantizer, address: Address
-) -> tuple[Tensor, Tensor]:
-    """Return the group codes uint8[k, 16] and what entries are divided by, float32[k, 16].
+) -> tuple[Tensor | None, Tensor]:
+    """Return the group codes uint8[k, 16] and what entries are divided by, float32[k, 16 or 1].
 
     "stochastic" (the paper): entries are coded against the true maximum of the group; unbiased,
     since the two roundings are independent. "up": coded against the decoded scale, which is never
     below the maximum by more than a rounding.
     """
+    if quantizer.group_scales is None:
+        return None, scale[:, None]
     ratio = 255.0 * group_max / torch.where(scale > 0, scale, 1.0)[:, None]
-    if quantizer.scale_rounding == "up":
+    if quantizer.group_scales == "up":
         codes = torch.where(group_max > 0, ratio.ceil().clamp(1.0, 255.0), 0.0)
         return codes.to(torch.uint8), decoded_group_scale(codes, scale)
     words = randomness.words(private_key(address, Stream.GROUP_SCALE), units, GROUPS)
@@ -113,11 +147,11 @@ def _group_scales(
 
 
 def _uniform(units: Tensor, quantizer: Quantizer, address: Address) -> Tensor:
-    """Return the rounding thresholds float32[k, 256] in (0, 1)."""
+    """Return the rounding thresholds, or dithers + 1/2, float32[k, 256] in (0, 1)."""
     if quantizer.rounding == "nearest":
         return _floats((0.5,), units.device).expand(units.numel(), SUPERGROUP)
     private = randomness.uniform(randomness.words(private_key(address, Stream.ENTRY), units))
-    if quantizer.rounding == "stochastic":
+    if quantizer.rounding in {"stochastic", "dithered"}:
         return private
     # DynamiQ §3.3: one stratum of width 1/n for each rank, dealt anew for every entry.
     stratum = _stratum(units, address)
@@ -149,6 +183,6 @@ def _floats(values: tuple[float, ...], device: torch.device) -> Tensor:
     return torch.tensor(values, dtype=torch.float32, device=device)
 
 
-def _round_up_to_bfloat16(x: Tensor) -> Tensor:
+def round_up_to_bfloat16(x: Tensor) -> Tensor:
     """Round float32[k] from 0 to 2^119 up to bfloat16."""
     return (x.view(torch.int32) + 0xFFFF).bitwise_and_(-0x10000).view(torch.float32)

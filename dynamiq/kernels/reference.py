@@ -15,23 +15,17 @@ from dynamiq.core import randomness
 from dynamiq.core.arithmetic import divide
 from dynamiq.core.randomness import Stream
 from dynamiq.kernels.operands import Bucket, Result, Values
-from dynamiq.kernels.quantization import (
-    decoded_group_scale,
-    private_key,
-    quantize,
-    unpack,
-)
-from dynamiq.kernels.tables import signed_levels
+from dynamiq.kernels.quantization import dequantize, private_key, quantize
+from dynamiq.kernels.rotation import rotate, rotate_back
 from dynamiq.kernels.wire import (
-    GROUP,
-    GROUPS,
     SCALE_BYTES,
     SUPERGROUP,
-    Address,
     Quantizer,
     Run,
     Tiles,
     code_bytes,
+    group_scale_bytes,
+    part,
     runs,
 )
 
@@ -61,33 +55,31 @@ def statistics(bucket: Bucket, world_size: int) -> tuple[Tensor, Tensor]:
     return torch.cat(energy), torch.cat(mean)
 
 
-def compress(
-    values: Values, tiles: Tiles, quantizer: Quantizer, address: Address, out: Tensor
-) -> None:
+def compress(values: Values, tiles: Tiles, quantizer: Quantizer, out: Tensor) -> None:
     """Write the payload of partial sums.
 
     Magnitudes beyond 2¹¹⁹, and NaN, count as 2¹¹⁹; supergroups of 16 bits keep what BF16 can hold.
 
     Args:
         values: The partial sums.
-        tiles: Widths and places.
+        tiles: Widths, places, and what the random numbers belong to.
         quantizer: Levels and roundings.
-        address: What the random numbers belong to.
         out: uint8[tiles.nbytes], written in full.
     """
     out.zero_()
-    for index, (width, places) in enumerate(runs(tiles, quantizer.widths).items()):
-        for batch in _batches(places):
+    for index, (width, places) in enumerate(runs(tiles, quantizer).items()):
+        for batch in _batches(places, quantizer):
             units = _units(tiles, batch)
             x = _read(values, batch, units)
             if width == 16:
-                words = randomness.words(private_key(address, Stream.ENTRY), units)
+                words = randomness.words(private_key(tiles.address, Stream.ENTRY), units)
                 codes = randomness.stochastic_bfloat16(x, words).view(torch.uint8)
                 _scatter(out, batch, codes, "codes")
                 continue
-            codes, group_codes, scales = quantize(x, units, width, index, quantizer, address)
+            codes, group_codes, scales = quantize(x, units, index, quantizer, tiles.address)
             _scatter(out, batch, codes, "codes")
-            _scatter(out, batch, group_codes, "group_scales")
+            if group_codes is not None:
+                _scatter(out, batch, group_codes, "group_scales")
             _scatter(out, batch, scales.view(torch.uint8).view(-1, SCALE_BYTES), "scales")
 
 
@@ -119,7 +111,6 @@ def decompress_accumulate_recompress(
     values: Values,
     tiles: tuple[Tiles, Tiles],
     quantizer: Quantizer,
-    address: Address,
     out: Tensor,
 ) -> None:
     """Write the payload of values + payload; ``tiles`` are the incoming and the outgoing ones.
@@ -130,7 +121,7 @@ def decompress_accumulate_recompress(
     shape = (*incoming.units.shape, SUPERGROUP)
     sums = torch.empty(shape, dtype=torch.float32, device=payload.device)
     decompress_accumulate(payload, values, sums, incoming, quantizer)
-    compress(replace(values, sums=sums), outgoing, quantizer, address, out)
+    compress(replace(values, sums=sums), outgoing, quantizer, out)
 
 
 def store(values: Values, units: Tensor, result: Result) -> None:
@@ -190,7 +181,8 @@ def _entries(bucket: Bucket, units: Tensor) -> tuple[Tensor, Tensor]:
 def _own(values: Values, units: Tensor) -> Tensor:
     """Return this rank's own supergroups in range, float32[k, 256]."""
     x = _rows(values.bucket, units) * values.factor[units, None] - values.shift[units, None]
-    return torch.where(_entries(values.bucket, units)[1], x, 0.0)
+    x = torch.where(_entries(values.bucket, units)[1], x, 0.0)
+    return x if values.signs is None else rotate(x, units, values.signs)
 
 
 def _read(values: Values, batch: list[Run], units: Tensor) -> Tensor:
@@ -205,6 +197,8 @@ def _units(tiles: Tiles, batch: list[Run]) -> Tensor:
 
 def _write(result: Result, units: Tensor, sums: Tensor) -> None:
     """Write sums: float32[k, 256] to their places."""
+    if result.signs is not None:
+        sums = rotate_back(sums, units, result.signs)
     x = divide(sums, result.divisor) + result.offset[units, None]
     x = (x / result.factor[units, None]).clamp_(-result.limit, result.limit)
     x = _canonical(x)
@@ -218,18 +212,17 @@ def _canonical(x: Tensor) -> Tensor:
 
 def _decoded(payload: Tensor, tiles: Tiles, quantizer: Quantizer) -> Iterator[tuple[Run, Tensor]]:
     """Yield every run with its values float32[run, 256]."""
-    for index, (width, places) in enumerate(runs(tiles, quantizer.widths).items()):
-        for batch in _batches(places):
+    group_bytes = group_scale_bytes(quantizer.group_scales)
+    for index, (width, places) in enumerate(runs(tiles, quantizer).items()):
+        for batch in _batches(places, quantizer):
             codes = _gather(payload, batch, "codes", code_bytes(width))
             if width == 16:
                 x = codes.view(torch.bfloat16).float()
             else:
                 scale = _gather(payload, batch, "scales", SCALE_BYTES).view(torch.bfloat16)
-                group_codes = _gather(payload, batch, "group_scales", GROUPS).float()
-                group_scale = decoded_group_scale(group_codes, scale.view(-1).float())
-                table = signed_levels(quantizer.levels[index], width).to(payload.device)
-                x = table.index_select(0, unpack(codes, width).reshape(-1))
-                x = x.view(-1, GROUPS, GROUP).mul_(group_scale[:, :, None]).view(-1, SUPERGROUP)
+                group_codes = _gather(payload, batch, "group_scales", group_bytes)
+                coded = (codes, group_codes, scale.view(-1).float())
+                x = dequantize(coded, _units(tiles, batch), index, quantizer, tiles.address)
             yield from zip(batch, x.split([r.stop - r.start for r in batch]), strict=True)
 
 
@@ -241,7 +234,7 @@ def _tree_sum(x: Tensor) -> Tensor:
     return x[:, 0]
 
 
-def _batches(items: list[Run]) -> list[list[Run]]:
+def _batches(items: list[Run], quantizer: Quantizer) -> list[list[Run]]:
     """Group runs into batches of about ``_BATCH`` supergroups, cutting long runs."""
     batches: list[list[Run]] = []
     room = 0
@@ -252,7 +245,7 @@ def _batches(items: list[Run]) -> list[list[Run]]:
                 batches.append([])
                 room = _BATCH
             stop = min(run.stop, start + room)
-            batches[-1].append(run.part(start, stop))
+            batches[-1].append(part(run, start, stop, quantizer.group_scales))
             room -= stop - start
             start = stop
     return batches
@@ -274,4 +267,4 @@ def _gather(payload: Tensor, batch: list[Run], place: str, size: int) -> Tensor:
     parts = [
         payload[getattr(r, place) : getattr(r, place) + (r.stop - r.start) * size] for r in batch
     ]
-    return torch.cat(parts).view(-1, size)
+    return torch.cat(parts).view(sum(r.stop - r.start for r in batch), size)

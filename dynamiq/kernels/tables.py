@@ -1,17 +1,18 @@
-"""The quantiser's levels as the tables that kernels search and look up.
+"""The quantiser's numbers as the tables that kernels search and look up.
 
 For a ratio a, ``starts`` of its cell says which level is at or below the cell's beginning; then
 ``next`` is compared ``steps`` times, once for each level that may lie inside a cell. The result
-is exactly that of a binary search.
+is exactly that of a binary search. Dithered codes need no search, but three numbers each.
 """
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import cache
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
+from dynamiq.kernels.dither import expansion
 from dynamiq.kernels.wire import Quantizer
 
 _PAD = 16
@@ -25,7 +26,7 @@ class Tables:
     Attributes:
         values: float32[m], all tables one after the other; the integers of ``starts`` as bits.
         widths: int32[widths, 7]: bits, steps, and where levels, gaps, next, starts and decoded
-            values begin.
+            values begin; of dithered codes the last one says where Y, α and κ are.
     """
 
     values: Tensor
@@ -40,6 +41,10 @@ def tables_of(quantizer: Quantizer, device: torch.device) -> Tables:
     for width, levels in zip(quantizer.widths, quantizer.levels, strict=True):
         if width == 16:
             rows.append([16] + [0] * 6)
+            continue
+        if quantizer.rounding == "dithered":
+            rows.append([width, 0, 0, 0, 0, 0, sum(v.numel() for v in values)])
+            values.append(_padded(torch.tensor(astuple(expansion(width)), dtype=torch.float32)))
             continue
         cells = 2 ** (width + 1)
         search, steps = _search(levels, cells)

@@ -65,7 +65,7 @@ class Session:
         """Start a checked request.
 
         Raises:
-            InputError: The compressor carries state and the request has no key.
+            InputError: The compressor depends on state and the request has no key.
         """
         schedule = self.connect()
         if background and request.tensor.is_inference():
@@ -77,7 +77,7 @@ class Session:
         compressor = (
             self.settings.compressor if skip is None else _uncompressed(request.tensor.dtype)
         )
-        if compressor.stateful and request.key is None:
+        if compressor.needs_key and request.key is None:
             raise InputError(
                 f"{compressor.kind} carries state from call to call; name the tensor with key=..., "
                 f"so that its state is not mixed with another tensor's"

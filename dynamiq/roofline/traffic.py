@@ -50,7 +50,7 @@ def traffic(kernel: str, entry_format: str, width: int | None, supergroups: int)
     s, tiles = supergroups, -(-supergroups // TILE)
     entries = s * SUPERGROUP * ENTRY_BYTES[entry_format]
     units, scaling, sums = s * _INDEX, s * _RANGE, s * _SUMS
-    payload = s * supergroup_bytes(width or 0)
+    payload = s * supergroup_bytes(width or 0, "up")
     cuts, offsets = tiles * _INDEX, (tiles + 1) * _INDEX
     places = units + cuts + offsets
     own = entries + scaling

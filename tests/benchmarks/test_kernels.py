@@ -110,19 +110,19 @@ def operation(case: Case, c: Call) -> Callable[[], object]:
     """Return the kernel's call, with all of its memory."""
     out, sums = c.result.bucket.entries, on(out_device(c), c.sums())
     payload, recompressed = (on(out_device(c), c.payload()) for _ in range(2))
-    ops.compress(c.values, c.tiles, c.quantizer, c.address, payload)
+    ops.compress(c.values, c.tiles, c.quantizer, payload)
     tiles, q, both = c.tiles, c.quantizer, (c.tiles, c.tiles)
     stored = type(c.values)(c.values.bucket, c.values.factor, c.values.shift, sums)
     return {
         COPY: lambda: out.copy_(c.values.bucket.entries),
         "statistics": lambda: ops.statistics(c.values.bucket, RANKS),
-        "compress": lambda: ops.compress(c.values, tiles, q, c.address, payload),
+        "compress": lambda: ops.compress(c.values, tiles, q, payload),
         "decompress": lambda: ops.decompress(payload, c.result, tiles, q),
         "decompress_accumulate": lambda: ops.decompress_accumulate(
             payload, c.values, sums, tiles, q
         ),
         "decompress_accumulate_recompress": lambda: ops.decompress_accumulate_recompress(
-            payload, c.values, both, q, c.address, recompressed
+            payload, c.values, both, q, recompressed
         ),
         "store": lambda: ops.store(stored, tiles.units, c.result),
     }[case.kernel]

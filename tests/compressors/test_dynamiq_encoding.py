@@ -22,20 +22,15 @@ def encoding(compressor, energies, means=None, *, world_size=2, numel=None, boun
     means = torch.zeros_like(energies) if means is None else torch.as_tensor(means).float()
     numel = 256 * energies.numel() if numel is None else numel
     layout = Layout(numel, world_size, 256, bounds)
-    statistics = torch.cat([energies, world_size * means])
+    statistics = torch.cat([energies, world_size * means] if compressor.means else [energies])
     schedule = Ring().schedule(world_size)
     return compressor.encode(statistics, layout, schedule, Call(), State())
 
 
 def widths(encoding):
     """Return the width of every supergroup by its index in the padded bucket."""
-    found = {}
-    chosen = encoding.quantizer.widths
-    for chunk_units, chunk_cuts in zip(encoding._units, encoding.cuts, strict=True):
-        for units, cuts in zip(chunk_units.tolist(), chunk_cuts.tolist(), strict=True):
-            for place, unit in enumerate(units):
-                at_least = [w for w, cut in zip(chosen, cuts, strict=True) if place < cut]
-                found[unit] = max(at_least, default=0)
+    units, bits = encoding.decision.units.flatten(), encoding.widths_of_hop(0).flatten()
+    found = dict(zip(units.tolist(), bits.tolist(), strict=True))
     found.pop(-1, None)
     return [found[unit] for unit in sorted(found)]
 
@@ -49,8 +44,9 @@ def widths(encoding):
 )
 def test_bytes_stay_within_the_budget(numel, world_size, widths, extra, bounded):
     """Over all ranks, statistics included; one message by less than one widest supergroup."""
-    budget = DynamiQCompressor.minimum_bit_budget(widths) + extra
-    compressor = DynamiQCompressor(bit_budget=budget, widths=widths)
+    least = DynamiQCompressor.paper(17, widths=widths).minimum_bit_budget
+    budget = least + extra
+    compressor = DynamiQCompressor.paper(budget, widths=widths)
     bounds = uneven_bounds(numel, world_size) if bounded else None
     layout = Layout(numel, world_size, 256, bounds)
     units = layout.units
@@ -122,15 +118,16 @@ def test_no_chunk_is_a_straggler(units):
     generator = torch.Generator().manual_seed(0)
     energies = (4 * torch.randn(units, generator=generator)).exp()
     made = encoding(DynamiQCompressor.paper(), energies, world_size=3)
-    per_tile = made.cuts.flatten(0, 1)
-    assert (per_tile.amax(0) - per_tile.amin(0)).max() <= 2
-    per_chunk = made.cuts.sum(1)
-    assert (per_chunk.amax(0) - per_chunk.amin(0)).max() <= 2 * made.cuts.shape[1]
+    bits = made.widths_of_hop(0)
+    per_tile = torch.stack([(bits >= w).sum(2) for w in (2, 4, 8)], dim=2)
+    assert (per_tile.flatten(0, 1).amax(0) - per_tile.flatten(0, 1).amin(0)).max() <= 1
+    per_chunk = per_tile.sum(1)
+    assert (per_chunk.amax(0) - per_chunk.amin(0)).max() <= per_tile.shape[1]
 
 
 def test_widths_descend_with_the_energy():
     energies = (4 * torch.randn(96, generator=torch.Generator().manual_seed(1))).exp()
-    made = encoding(DynamiQCompressor.paper(), energies, world_size=1)
+    made = encoding(DynamiQCompressor.paper(), energies, world_size=2)
     by_energy = [w for _, w in sorted(zip(energies.tolist(), widths(made), strict=True))]
     assert by_energy == sorted(by_energy)
     assert set(by_energy) == {2, 4, 8}

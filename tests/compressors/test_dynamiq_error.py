@@ -55,7 +55,7 @@ def test_error_is_the_simulated_one(topology, world_size, rounding):
 
 
 @pytest.mark.parametrize(
-    ("bit_budget", "widths"), [(2.6875, (2, 4, 8)), (3, (1, 2, 4, 8)), (6.5, (2, 4, 8))]
+    ("bit_budget", "widths"), [(2.6875, (2, 4, 8)), (3, (1, 2, 4, 8)), (6, (2, 4, 8))]
 )
 def test_error_at_other_budgets_is_the_simulated_one(bit_budget, widths):
     gradients = synthetic(3, 64 * 3, seed=1)

@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 import torch
-from pydantic import PrivateAttr
 from torch import Tensor
 
 from dynamiq import Butterfly, DynamiQCompressor, Ring, Topology
@@ -68,12 +67,12 @@ class Case:
 CASES = {
     "paper": Case(DynamiQCompressor.paper(), Ring(), 3, 1300, Call(1, 7, 3)),
     "every-width": Case(
-        DynamiQCompressor(
-            bit_budget=6.0,
+        DynamiQCompressor.paper(
+            6.0,
             widths=(1, 2, 4, 8, 16),
             rounding="stochastic",
             energy="raw",
-            scale_rounding="up",
+            group_scales="up",
             epsilon_4=0.23,
         ),
         Butterfly(),
@@ -89,25 +88,29 @@ CASES = {
         Call(-5, 2**31),
         bounds=(0, 300, 300, 1300),
     ),
+    "rotated": Case(DynamiQCompressor.rotated(4.0), Ring(), 3, 4000, Call(3, 5, 3)),
+    "local": Case(DynamiQCompressor.local(4.0), Butterfly(), 5, 6000, Call(3, 6)),
     "extreme-values": Case(
         DynamiQCompressor.paper(4.0), Butterfly(), 2, 1536, Call(0, 1, 2), scales=EXTREME
     ),
 }
 
 
+GIVEN: list[Tensor] = []
+
+
 class Recorded(DynamiQCompressor):
     """Keeps the statistics that it was given."""
 
-    _statistics: list[Tensor] = PrivateAttr(default_factory=list)
-
     def encode(self, statistics: Tensor | None, *arguments: Any) -> Any:
-        self._statistics.append(statistics)
+        GIVEN.append(statistics)
         return super().encode(statistics, *arguments)
 
 
 def run(case: Case) -> dict[str, Any]:
     """Return what a golden file holds."""
     compressor = Recorded.model_validate(case.compressor.to_dict())
+    GIVEN.clear()
     outcome = contract.all_reduce(
         compressor, case.topology, case.gradients(), call=case.call, bounds=case.bounds
     )
@@ -118,7 +121,7 @@ def run(case: Case) -> dict[str, Any]:
         "numel": case.numel,
         "bounds": case.bounds and list(case.bounds),
         "call": asdict(case.call),
-        "statistics": to_hex(compressor._statistics[0]),
+        "statistics": to_hex(GIVEN[0]),
         "payloads": [
             {**asdict(message), "bytes": payload.hex()}
             for (message, _), payload in sorted(outcome.payloads.items(), key=lambda i: str(i[0]))

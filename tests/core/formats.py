@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import pytest
 
 from dynamiq.compressors.dynamiq import DynamiQCompressor
+from dynamiq.compressors.feedback import ErrorFeedback
 from dynamiq.compressors.uncompressed import Uncompressed
 from dynamiq.core.compressor import Compressor
 from tests.probes import (
     AdaptiveFixedPoint,
-    Feedback,
     FloatPerHop,
     NonZeroBlocks,
     RotatedIntegers,
@@ -47,20 +47,21 @@ FORMATS = (
     Format("fp32", Uncompressed("fp32"), 1e-13),
     Format("bf16", Uncompressed("bf16"), 3e-5),
     Format("fp16", Uncompressed("fp16"), 1e-6),
+    Format("feedback-bf16", ErrorFeedback(Uncompressed("bf16")), 3e-5),
     Format("probe-integers", RotatedIntegers(), 1e-3, None, random=True),
     Format("probe-blocks", NonZeroBlocks(), 1e-13, data_free=False),
     Format("probe-hops", FloatPerHop(), 1e-2),
     Format("probe-adaptive", AdaptiveFixedPoint(), 1e-6, None, random=True, unbiased=True),
     Format(
-        "probe-feedback-adaptive",
-        Feedback(inner=AdaptiveFixedPoint()),
+        "feedback-adaptive",
+        ErrorFeedback(AdaptiveFixedPoint()),
         1e-6,
         None,
         random=True,
     ),
     Format(
-        "probe-feedback-integers",
-        Feedback(inner=RotatedIntegers()),
+        "feedback-integers",
+        ErrorFeedback(RotatedIntegers()),
         1e-3,
         None,
         random=True,
@@ -87,8 +88,8 @@ FORMATS = (
         unbiased=True,
     ),
     Format(
-        "probe-feedback-dynamiq",
-        Feedback(inner=DynamiQCompressor.paper(bit_budget=6, rounding="nearest")),
+        "feedback-dynamiq",
+        ErrorFeedback(DynamiQCompressor.paper(bit_budget=6, rounding="nearest")),
         1e-2,
         256,
         random=True,

@@ -8,6 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from dynamiq.compressors.dynamiq import DynamiQCompressor
+from dynamiq.compressors.feedback import ErrorFeedback
 from dynamiq.compressors.uncompressed import Uncompressed
 from dynamiq.core.compressor import Compressor
 from dynamiq.core.description import Description
@@ -15,7 +16,7 @@ from dynamiq.core.errors import ConfigurationError
 from dynamiq.core.registry import AnyCompressor, AnyTopology
 from dynamiq.topologies import Butterfly, Ring
 from tests.core.formats import FORMATS
-from tests.probes import Feedback, FloatPerHop, RotatedIntegers
+from tests.probes import FloatPerHop, RotatedIntegers
 
 DESCRIPTIONS = [*(f.compressor for f in FORMATS), Ring(), Butterfly()]
 
@@ -43,9 +44,9 @@ class Careless(Description):
         Nested(one=Uncompressed("bf16")),
         Nested(one=RotatedIntegers()),
         Nested(one=RotatedIntegers(top=99)),
-        Nested(one=Feedback(inner=Uncompressed())),
-        Nested(one=Feedback(inner=Uncompressed("bf16"))),
-        Nested(one=Feedback(inner=Feedback(inner=Uncompressed("bf16")))),
+        Nested(one=ErrorFeedback(Uncompressed())),
+        Nested(one=ErrorFeedback(Uncompressed("bf16"))),
+        Nested(several=(ErrorFeedback(Uncompressed()), ErrorFeedback(Uncompressed("bf16")))),
         Nested(maybe=Uncompressed()),
         Nested(maybe=Uncompressed("fp16")),
         Nested(several=(Uncompressed(),)),
@@ -83,8 +84,8 @@ def test_no_digest_is_blind_to_what_is_inside():
         ),
         (lambda: RotatedIntegers(top="many"), "RotatedIntegers cannot be built with top='many'"),
         (lambda: RotatedIntegers(top=1, bottom=0), "bottom=0"),
-        (Feedback, "inner="),
-        (lambda: Feedback(inner=Ring()), "inner"),
+        (ErrorFeedback, "compressor="),
+        (lambda: ErrorFeedback(Ring()), "compressor="),
         (lambda: DynamiQCompressor(epsilon_4=float("nan")), "epsilon_4=nan"),
         (lambda: DynamiQCompressor(bit_budget=float("inf")), "bit_budget=inf"),
         (lambda: Nested(several=(Uncompressed(), Ring())), r"several\.1"),
@@ -103,8 +104,8 @@ def test_all_these_differ():
         RotatedIntegers(top=99),
         FloatPerHop(),
         FloatPerHop(formats=("bf16", "fp32", "fp8")),
-        Feedback(inner=FloatPerHop()),
-        Feedback(inner=FloatPerHop(formats=("bf16", "fp32", "fp8"))),
+        ErrorFeedback(FloatPerHop()),
+        ErrorFeedback(FloatPerHop(formats=("bf16", "fp32", "fp8"))),
         Ring(),
         Butterfly(),
         DynamiQCompressor.paper(),
@@ -112,7 +113,7 @@ def test_all_these_differ():
         DynamiQCompressor.paper(widths=(2, 4)),
         DynamiQCompressor.paper(rounding="nearest"),
         DynamiQCompressor.paper(energy="raw"),
-        DynamiQCompressor.paper(scale_rounding="up"),
+        DynamiQCompressor.paper(group_scales="up"),
         DynamiQCompressor.paper(epsilon_4=0.23),
         DynamiQCompressor.paper(epsilon_8=0.09),
     ]

@@ -5,7 +5,6 @@ from itertools import pairwise
 import pytest
 import torch
 
-from dynamiq.compressors.dynamiq import DynamiQCompressor
 from dynamiq.compressors.uncompressed import Uncompressed
 from dynamiq.core.collective import Collective
 from dynamiq.core.compressor import State
@@ -24,7 +23,6 @@ from tests.contracts.compressor import (
 from tests.core.formats import formats
 from tests.probes import (
     AdaptiveFixedPoint,
-    Feedback,
     FloatPerHop,
     NonZeroBlocks,
     RotatedIntegers,
@@ -36,7 +34,7 @@ every_topology = pytest.mark.parametrize("topology", [Ring(), Butterfly()], ids=
 
 @pytest.mark.parametrize("world_size", range(1, 10))
 @every_topology
-@formats(lambda f: f.name.startswith("probe"))
+@formats(lambda f: f.name.startswith(("probe", "feedback")))
 def test_every_rank_gets_its_slice(format, topology, world_size):
     """Of slices of very different sizes; all-reduces of all world sizes are in the big matrix."""
     x = sample(world_size, 200)
@@ -50,7 +48,7 @@ def test_every_rank_gets_its_slice(format, topology, world_size):
 
 @pytest.mark.parametrize(("world_size", "slice_numel"), [(2, 36), (4, 22), (3, 700)])
 @every_topology
-@formats(lambda f: f.name.startswith("probe"))
+@formats(lambda f: f.name.startswith(("probe", "feedback")))
 def test_slices_as_fsdp_asks_for_them(format, topology, world_size, slice_numel):
     """72 entries for two ranks, 88 for four, 700 a rank: in one segment and in five."""
     x = sample(world_size, world_size * slice_numel)
@@ -165,84 +163,3 @@ class TestAdaptiveFixedPoint:
 
         assert sizes == [2, 1, 3, 2]
         assert [state.shared["bytes"].item() for state in states] == [1, 1, 1]
-
-
-INNER = [
-    FloatPerHop(),
-    FloatPerHop(formats=("fp8",)),
-    RotatedIntegers(),
-    NonZeroBlocks(),
-    AdaptiveFixedPoint(),
-    DynamiQCompressor.paper(bit_budget=4, rounding="nearest"),
-]
-
-
-class TestFeedback:
-    @pytest.mark.parametrize("divisor", [1, 4])
-    @pytest.mark.parametrize("inner", INNER, ids=lambda c: c.kind)
-    @every_topology
-    def test_nothing_is_lost_only_late(self, inner, topology, divisor):
-        """All results and what is still kept add up to all that was put in."""
-        total, delivered, states = 0.0, 0.0, None
-        for number in range(4):
-            x = sample(4, 600, seed=number)
-            outcome = all_reduce(
-                Feedback(inner=inner), topology, x, call=Call(0, number, divisor), states=states
-            )
-            states = outcome.states
-            total += x.double().sum(0)
-            delivered += outcome.outs[0].double() * divisor
-        kept = sum(state.private["lost"].double() for state in states)
-
-        assert (delivered + kept - total).norm() <= 1e-5 * total.norm()
-
-    @every_topology
-    def test_nothing_is_lost_in_reduce_scatters(self, topology):
-        total, delivered, states = 0.0, 0.0, None
-        for number in range(4):
-            x = sample(4, 600, seed=number)
-            outcome = reduce_scatter(
-                Feedback(inner=FloatPerHop(formats=("fp8",))),
-                topology,
-                x,
-                (0, 100, 100, 350, 600),
-                call=Call(0, number),
-                states=states,
-            )
-            states = outcome.states
-            total += x.double().sum(0)
-            delivered += torch.cat(outcome.outs).double()
-        kept = sum(state.private["lost"].double() for state in states)
-
-        assert (delivered + kept - total).norm() <= 1e-5 * total.norm()
-
-    def test_constant_gradients_converge_in_the_mean(self):
-        """A biased format stays where it is; with feedback the mean error falls like 1/T."""
-        x = sample(4, 600)
-        exact = x.double().sum(0)
-        inner = FloatPerHop(formats=("fp8",))
-        states, delivered = None, 0.0
-        for number in range(16):
-            outcome = all_reduce(
-                Feedback(inner=inner), Ring(), x, call=Call(0, number), states=states
-            )
-            states, delivered = outcome.states, delivered + outcome.outs[0].double()
-        plain = all_reduce(inner, Ring(), x).outs[0].double()
-
-        assert (delivered / 16 - exact).norm() < 0.2 * (plain - exact).norm()
-
-    def test_entries_that_were_zero_are_sent_once_something_is_owed(self):
-        """Statistics see what is loaded, not what was given."""
-        states = [State(private={"lost": torch.full((16,), float(r))}) for r in range(3)]
-        outcome = all_reduce(
-            Feedback(inner=NonZeroBlocks()), Ring(), torch.zeros(3, 16), states=states
-        )
-
-        assert torch.equal(outcome.outs[0], torch.full((16,), 3.0))
-
-    def test_the_inner_state_is_kept_apart(self):
-        outcome = all_reduce(Feedback(inner=AdaptiveFixedPoint()), Ring(), sample(3, 16))
-
-        for state in outcome.states:
-            assert state.shared.keys() == {"inner.bytes"}
-            assert state.private.keys() == {"lost"}

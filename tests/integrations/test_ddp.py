@@ -21,6 +21,7 @@ from dynamiq import (
     Butterfly,
     DynamiQCompressor,
     DynamiqError,
+    ErrorFeedback,
     GlooTransport,
     InputError,
     NonFiniteError,
@@ -30,7 +31,7 @@ from dynamiq import (
     Uncompressed,
 )
 from tests.contracts.compressor import same_bits
-from tests.probes import AdaptiveFixedPoint, Feedback
+from tests.probes import AdaptiveFixedPoint
 from tests.processes import run_ranks
 
 # A model whose gradients are known: the factors with which its parameters are multiplied.
@@ -595,7 +596,7 @@ def train_briefly(rank, options):
 def keep_residuals(rank, steps):
     """The residuals of a bucket have its size: after the rebuild, none may meet another's."""
     model = Known()
-    with pipeline(Feedback(inner=DynamiQCompressor.paper(4)), start_step=0) as used:
+    with pipeline(ErrorFeedback(DynamiQCompressor.paper(4)), start_step=0) as used:
         ddp = hooked(model, used)
         exact = means(model, 2, 0)["e"]
         total, errors = torch.zeros(64, 64), []

@@ -13,9 +13,9 @@ from dynamiq.kernels.operands import Bucket, Result, Values
 from dynamiq.kernels.wire import (
     SUPERGROUP,
     Address,
+    GroupScales,
     Quantizer,
     Rounding,
-    ScaleRounding,
     Tiles,
     supergroup_bytes,
 )
@@ -25,12 +25,14 @@ from tests.kernels.oracle import EPSILON
 def quantizer(
     widths: tuple[int, ...],
     rounding: Rounding = "stochastic",
-    scale_rounding: ScaleRounding = "stochastic",
+    group_scales: GroupScales | None = "stochastic",
     epsilon: dict[int, float] = EPSILON,
 ) -> Quantizer:
     """Return a quantiser for some widths, with levels that are uniform but where ε says."""
+    if rounding == "dithered":
+        return Quantizer(widths, ((),) * len(widths), rounding, group_scales)
     levels = tuple(exponential_levels(w, epsilon.get(w, 0.0)) if w < 16 else () for w in widths)
-    return Quantizer(widths, levels, rounding, scale_rounding)
+    return Quantizer(widths, levels, rounding, group_scales)
 
 
 def bucket_of(rows: Tensor) -> Bucket:
@@ -75,7 +77,6 @@ class Call:
     result: Result
     tiles: Tiles
     quantizer: Quantizer
-    address: Address
 
     @classmethod
     def of(
@@ -90,6 +91,7 @@ class Call:
         seed: int = 0,
         divisor: int = 1,
         spare: int = 0,
+        signs: int | None = None,
         mixed: bool = True,
     ) -> "Call":
         """Return a call on chunk ``chunk`` of x[d] with supergroups in a random order.
@@ -104,6 +106,7 @@ class Call:
             seed: Of order, widths, factors and shifts.
             divisor: Of the result.
             spare: Bytes left over in each tile.
+            signs: Of the rotation, if any.
             mixed: Whether there are also supergroups without bits, and contaminated ones.
         """
         generator = torch.Generator().manual_seed(seed)
@@ -123,7 +126,8 @@ class Call:
         cuts = (shares.cummin(1).values * (held + 0.999)).long().minimum(held)
         nbytes = [
             sum(
-                (row[i] - (row[i + 1] if i + 1 < len(row) else 0)) * supergroup_bytes(w)
+                (row[i] - (row[i + 1] if i + 1 < len(row) else 0))
+                * supergroup_bytes(w, quantizer.group_scales)
                 for i, w in enumerate(quantizer.widths)
             )
             + spare
@@ -140,11 +144,10 @@ class Call:
         limit = torch.finfo(x.dtype).max if divisor > 1 else float("inf")
         return cls(
             layout,
-            Values(Bucket(x, slices, p), factor, shift),
-            Result(Bucket(x.clone(), slices, p), factor, offset, float(divisor), limit),
-            Tiles(units, cuts, offsets, sum(nbytes)),
+            Values(Bucket(x, slices, p), factor, shift, signs=signs),
+            Result(Bucket(x.clone(), slices, p), factor, offset, float(divisor), limit, signs),
+            Tiles(units, cuts, offsets, sum(nbytes), address),
             quantizer,
-            address,
         )
 
     def payload(self) -> Tensor:

@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dynamiq.kernels.wire import Quantizer, Tiles
+from dynamiq.kernels.wire import Address, Quantizer, Tiles
 
+ADDRESS = Address(seed=1, call=2, hop=0, sender=1, world_size=4)
 EPSILON = {4: 0.30, 8: 0.08}
 WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 16)
 
@@ -34,17 +35,18 @@ def values_of_codes(width: int, epsilon: float = 0.0) -> np.ndarray:
 
 
 def quantizer(
-    widths: Sequence[int], rounding: str = "stochastic", scale_rounding: str = "stochastic"
+    widths: Sequence[int], rounding: str = "stochastic", group_scales: str = "stochastic"
 ) -> Quantizer:
     """Return a quantiser whose levels come from here."""
     tables = (levels(w, EPSILON.get(w, 0.0)) if w < 16 else () for w in widths)
     as_float32 = tuple(tuple(np.float32(table).tolist()) for table in tables)
-    return Quantizer(tuple(widths), as_float32, rounding, scale_rounding)
+    return Quantizer(tuple(widths), as_float32, rounding, group_scales)
 
 
-def supergroup_bytes(width: int) -> int:
+def supergroup_bytes(width: int, group_scales: str | None = "stochastic") -> int:
     """Codes, 16 group scales of one byte, one scale of two; 16 bits have no scales, 0 nothing."""
-    return 0 if width == 0 else 256 * width // 8 + (18 if width < 16 else 0)
+    scales = 2 if group_scales is None else 18
+    return 0 if width == 0 else 256 * width // 8 + (scales if width < 16 else 0)
 
 
 def tiles(
@@ -54,6 +56,8 @@ def tiles(
     first_unit: int = 0,
     spare: int = 0,
     begin: int = 0,
+    group_scales: str | None = "stochastic",
+    address: Address = ADDRESS,
 ) -> Tiles:
     """Return tiles whose supergroups have the given widths, descending in each tile.
 
@@ -63,6 +67,8 @@ def tiles(
         first_unit: Index of the first supergroup in the bucket; the others follow it.
         spare: Bytes that are left over at the end of each tile.
         begin: Where the first tile begins in its chunk.
+        group_scales: Those of the quantiser.
+        address: Of the message.
     """
     size = max(map(len, assigned))
     units = torch.full((len(assigned), size), -1)
@@ -70,9 +76,11 @@ def tiles(
     for t, tile in enumerate(assigned):
         units[t, : len(tile)] = torch.arange(unit, unit + len(tile))
         unit += len(tile)
-        offsets.append(offsets[-1] + sum(map(supergroup_bytes, tile)) + spare)
+        used = sum(supergroup_bytes(width, group_scales) for width in tile)
+        offsets.append(offsets[-1] + used + spare)
     cuts = [[sum(given >= w for given in tile) for w in widths] for tile in assigned]
-    return Tiles(units, torch.tensor(cuts), torch.tensor(offsets), offsets[-1] - begin)
+    places = (torch.tensor(cuts), torch.tensor(offsets), offsets[-1] - begin)
+    return Tiles(units, *places, address)
 
 
 @dataclass(frozen=True)

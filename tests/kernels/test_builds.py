@@ -61,8 +61,8 @@ def calls(draw, dtypes=DTYPES):
     widths = draw(st.sets(st.sampled_from(WIDTHS), min_size=1, max_size=5))
     quantizer = operations.quantizer(
         tuple(sorted(widths)),
-        draw(st.sampled_from(["stochastic", "correlated", "nearest"])),
-        draw(st.sampled_from(["stochastic", "up"])),
+        draw(st.sampled_from(["stochastic", "correlated", "nearest", "dithered"])),
+        draw(st.sampled_from(["stochastic", "up", None])),
         draw(
             st.sampled_from([operations.EPSILON, {}, {4: 2.0, 8: 2.0}, {3: 0.5, 6: 0.2, 10: 0.1}])
         ),
@@ -81,6 +81,7 @@ def calls(draw, dtypes=DTYPES):
         seed=draw(st.integers(0, 2**32)),
         divisor=draw(st.sampled_from([1, n])),
         spare=draw(st.sampled_from([0, 2, 64, 94])),
+        signs=draw(st.sampled_from([None, draw(st.integers(0, 2**64 - 1))])),
     )
 
 
@@ -100,8 +101,8 @@ def check_every_operation(c):
         assert canonical(ours).tolist() in ([], [NAN[torch.float32]])
 
     payload, expected = c.payload(), c.payload()
-    ops.compress(c.values, c.tiles, c.quantizer, c.address, payload)
-    reference.compress(c.values, c.tiles, c.quantizer, c.address, expected)
+    ops.compress(c.values, c.tiles, c.quantizer, payload)
+    reference.compress(c.values, c.tiles, c.quantizer, expected)
     assert torch.equal(payload, expected)
 
     result, expected_result = operations.fresh(c.result), operations.fresh(c.result)
@@ -117,10 +118,8 @@ def check_every_operation(c):
     for values in (c.values, replace(c.values, sums=sums.clone())):
         once, expected = c.payload(), c.payload()
         both = (c.tiles, c.tiles)
-        ops.decompress_accumulate_recompress(payload, values, both, c.quantizer, c.address, once)
-        reference.decompress_accumulate_recompress(
-            payload, values, both, c.quantizer, c.address, expected
-        )
+        ops.decompress_accumulate_recompress(payload, values, both, c.quantizer, once)
+        reference.decompress_accumulate_recompress(payload, values, both, c.quantizer, expected)
         assert torch.equal(once, expected)
     ops.decompress_accumulate(payload, replace(c.values, sums=sums), sums, c.tiles, c.quantizer)
     reference.decompress_accumulate(

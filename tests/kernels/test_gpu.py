@@ -27,7 +27,7 @@ def everything(c: Call) -> Iterator[tuple[str, Tensor]]:
     sums, both = on(device, c.sums()), (c.tiles, c.tiles)
     for part in ops.statistics(c.values.bucket, c.layout.world_size):
         yield "statistics", part
-    ops.compress(c.values, c.tiles, c.quantizer, c.address, payload)
+    ops.compress(c.values, c.tiles, c.quantizer, payload)
     yield "compress", payload
     result = fresh(c.result)
     ops.decompress(payload, result, c.tiles, c.quantizer)
@@ -36,7 +36,7 @@ def everything(c: Call) -> Iterator[tuple[str, Tensor]]:
     yield "decompress_accumulate", sums.clone()
     held = replace(c.values, sums=sums)
     for values, out in ((c.values, recompressed), (held, again)):
-        ops.decompress_accumulate_recompress(payload, values, both, c.quantizer, c.address, out)
+        ops.decompress_accumulate_recompress(payload, values, both, c.quantizer, out)
         yield "decompress_accumulate_recompress", out
     for values in (c.values, held):
         result = fresh(c.result)

@@ -69,7 +69,7 @@ def result(dtype=torch.float32, build=ops):
     address = Address(seed=1, call=2, hop=3, sender=0, world_size=2)
     c = Call.of(x, Layout(3000, 2, 256), operations.quantizer((2, 4, 8)), address)
     payload = c.payload()
-    build.compress(c.values, c.tiles, c.quantizer, c.address, payload)
+    build.compress(c.values, c.tiles, c.quantizer, payload)
     return [*build.statistics(c.values.bucket, 2), payload]
 
 

@@ -41,7 +41,7 @@ def statistics(a):
 
 def compress(a):
     c = a["call"]
-    ops.compress(a["values"], a["tiles"], c.quantizer, c.address, a["payload"])
+    ops.compress(a["values"], a["tiles"], c.quantizer, a["payload"])
 
 
 def decompress(a):
@@ -55,9 +55,7 @@ def decompress_accumulate(a):
 def decompress_accumulate_recompress(a):
     c = a["call"]
     tiles = (c.tiles, a["tiles"])
-    ops.decompress_accumulate_recompress(
-        c.payload(), a["values"], tiles, c.quantizer, c.address, a["payload"]
-    )
+    ops.decompress_accumulate_recompress(c.payload(), a["values"], tiles, c.quantizer, a["payload"])
 
 
 def store(a):
@@ -157,10 +155,8 @@ def test_entries_may_begin_anywhere_and_their_neighbours_stay(dtype, offset):
     part = slice(offset, offset + 5000)
     here, elsewhere = call(x[part]), call(x[part].clone())
     payload, expected = here.payload(), elsewhere.payload()
-    ops.compress(here.values, here.tiles, here.quantizer, here.address, payload)
-    reference.compress(
-        elsewhere.values, elsewhere.tiles, elsewhere.quantizer, elsewhere.address, expected
-    )
+    ops.compress(here.values, here.tiles, here.quantizer, payload)
+    reference.compress(elsewhere.values, elsewhere.tiles, elsewhere.quantizer, expected)
     assert torch.equal(payload, expected)
 
     memory = torch.full_like(x, -7.0)
@@ -188,8 +184,8 @@ def test_own_entries_are_brought_into_range_while_they_are_read(field):
     there = (c.tiles.units >= 0)[:, :, None]
     sums = torch.where(there, own[c.tiles.units], 0.0)
     payload, expected = c.payload(), c.payload()
-    ops.compress(values, c.tiles, c.quantizer, c.address, payload)
-    ops.compress(replace(values, sums=sums), c.tiles, c.quantizer, c.address, expected)
+    ops.compress(values, c.tiles, c.quantizer, payload)
+    ops.compress(replace(values, sums=sums), c.tiles, c.quantizer, expected)
     assert torch.equal(payload, expected)
 
 
@@ -203,12 +199,10 @@ def test_torchs_default_dtype_does_not_matter(build):
         torch.set_default_dtype(dtype)
         try:
             payload, result = c.payload(), operations.fresh(c.result)
-            build.compress(c.values, c.tiles, quantizer, c.address, payload)
+            build.compress(c.values, c.tiles, quantizer, payload)
             build.decompress(payload, result, c.tiles, quantizer)
             both, again = (c.tiles, c.tiles), c.payload()
-            build.decompress_accumulate_recompress(
-                payload, c.values, both, quantizer, c.address, again
-            )
+            build.decompress_accumulate_recompress(payload, c.values, both, quantizer, again)
             energy, mean = build.statistics(c.values.bucket, 2)
             written.append([energy, mean, payload, again, result.bucket.entries])
         finally:
@@ -245,8 +239,7 @@ def test_the_largest_numbers_do_not_round_to_infinity():
     tiles = oracle.tiles([[16]], (16,))
     payload = torch.empty(tiles.nbytes, dtype=torch.uint8)
     values = operations.values_of(torch.full((1, 1, 256), 3.4e38))
-    address = Address(0, 0, 0, 0, 1)
-    ops.compress(values, tiles, operations.quantizer((16,)), address, payload)
+    ops.compress(values, tiles, operations.quantizer((16,)), payload)
     assert payload.view(torch.bfloat16).unique().tolist() == [torch.finfo(torch.bfloat16).max]
 
 
@@ -280,8 +273,7 @@ def test_a_group_that_is_not_zero_has_a_scale_that_is_not():
     ops.compress(
         operations.values_of(x),
         tiles,
-        operations.quantizer((4,), scale_rounding="up"),
-        Address(0, 0, 0, 0, 1),
+        operations.quantizer((4,), group_scales="up"),
         payload,
     )
     ((coded,), _) = oracle.read_tile(payload, [4])

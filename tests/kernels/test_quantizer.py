@@ -11,26 +11,25 @@ from dynamiq.core.randomness import Stream
 from dynamiq.kernels import ops
 from dynamiq.kernels.wire import Address
 from tests.kernels import operations, oracle
-from tests.kernels.oracle import WIDTHS
-
-ADDRESS = Address(seed=1, call=2, hop=0, sender=1, world_size=4)
+from tests.kernels.oracle import ADDRESS, WIDTHS
 
 every_width = pytest.mark.parametrize("width", WIDTHS)
 every_scaled_width = pytest.mark.parametrize("width", WIDTHS[:-1])
 every_levelled_width = pytest.mark.parametrize("width", WIDTHS[1:-1])
-both_scale_roundings = pytest.mark.parametrize("scale_rounding", ["stochastic", "up"])
+both_group_scales = pytest.mark.parametrize("group_scales", ["stochastic", "up"])
 
 
 def address(seed=1, call=2, hop=0, sender=1, world_size=4):
     return Address(seed, call, hop, sender, world_size)
 
 
-def encode(x, width, rounding="stochastic", scale_rounding="stochastic", address=ADDRESS):
+def encode(x, width, rounding="stochastic", group_scales="stochastic", address=ADDRESS):
     """Return the payload of x: float32[s, 256], all supergroups of one width, and its tiles."""
-    tiles = oracle.tiles([[width] * len(x)], (width,))
-    quantizer = oracle.quantizer((width,), rounding, scale_rounding)
+    options = {"group_scales": group_scales, "address": address}
+    tiles = oracle.tiles([[width] * len(x)], (width,), **options)
+    quantizer = oracle.quantizer((width,), rounding, group_scales)
     out = torch.empty(tiles.nbytes, dtype=torch.uint8)
-    ops.compress(operations.values_of(x[None]), tiles, quantizer, address, out)
+    ops.compress(operations.values_of(x[None]), tiles, quantizer, out)
     return out, tiles, quantizer
 
 
@@ -63,12 +62,12 @@ def same_but_for_ties(actual, expected, distance, tolerance):
 
 
 @every_scaled_width
-@both_scale_roundings
+@both_group_scales
 @pytest.mark.parametrize("rounding", ["stochastic", "nearest"])
-def test_every_code_is_the_oracles(width, scale_rounding, rounding):
+def test_every_code_is_the_oracles(width, group_scales, rounding):
     count = 60
     x = random_rows(count)
-    payload, *_ = encode(x, width, rounding, scale_rounding)
+    payload, *_ = encode(x, width, rounding, group_scales)
     coded, rest = oracle.read_tile(payload, [width] * count)
     assert rest == b""
     x = x.double().numpy()
@@ -79,7 +78,7 @@ def test_every_code_is_the_oracles(width, scale_rounding, rounding):
 
     ratio = 255 * group_max / scale[:, None]
     group_codes = np.array([c.group_codes for c in coded])
-    if scale_rounding == "up":
+    if group_scales == "up":
         expected = np.ceil(ratio).clip(1, 255)
         distance = np.abs(ratio - np.rint(ratio))
         divisor = scale[:, None] * group_codes / 255
@@ -119,9 +118,9 @@ def test_zeros_stay_zeros(width):
     x[0] = 0.0
     x[1, 16:48] = 0.0
     x[2, :240] = 0.0
-    for scale_rounding in ("stochastic", "up"):
+    for group_scales in ("stochastic", "up"):
         for rounding in ("stochastic", "correlated", "nearest"):
-            out = quantized(x, width, rounding=rounding, scale_rounding=scale_rounding)
+            out = quantized(x, width, rounding=rounding, group_scales=group_scales)
             assert out.isfinite().all()
             zeros = x.view(6, 16, 16) == 0
             empty = zeros.all(2) if width == 1 else zeros
@@ -133,12 +132,12 @@ def test_zeros_stay_zeros(width):
 
 
 @every_scaled_width
-@both_scale_roundings
+@both_group_scales
 @pytest.mark.parametrize("exponent", [-54, -20, 0, 20, 49])
-def test_a_power_of_two_changes_no_code(width, scale_rounding, exponent):
+def test_a_power_of_two_changes_no_code(width, group_scales, exponent):
     """Only scales know how large the values are, over the range that calls can have."""
     x = random_rows(8)
-    options = {"rounding": "stochastic", "scale_rounding": scale_rounding}
+    options = {"rounding": "stochastic", "group_scales": group_scales}
     assert torch.equal(
         quantized(x * 2.0**exponent, width, **options),
         quantized(x, width, **options) * 2.0**exponent,
@@ -149,7 +148,7 @@ def test_a_power_of_two_changes_no_code(width, scale_rounding, exponent):
 def test_scales_rounded_up_hold_every_entry(width):
     """So that no entry is clamped, and the largest of a group survives."""
     x = random_rows(200)
-    payload, *_ = encode(x, width, scale_rounding="up")
+    payload, *_ = encode(x, width, group_scales="up")
     coded, _ = oracle.read_tile(payload, [width] * 200)
     group_max = x.abs().double().view(200, 16, 16).amax(2).numpy()
     for c, largest in zip(coded, group_max, strict=True):
@@ -178,12 +177,12 @@ def shaped_row():
 
 
 @every_width
-@both_scale_roundings
-def test_stochastic_rounding_is_unbiased(width, scale_rounding):
+@both_group_scales
+def test_stochastic_rounding_is_unbiased(width, group_scales):
     """The mean over 4096 draws is within 5 standard errors at every entry."""
     draws = 4096
     x = shaped_row()
-    out = quantized(x.expand(draws, 256).contiguous(), width, scale_rounding=scale_rounding)
+    out = quantized(x.expand(draws, 256).contiguous(), width, group_scales=group_scales)
     error = out.double() - x.double()
     standard_error = error.std(0) / draws**0.5
     assert (error.mean(0).abs() <= 5 * standard_error + rare(x, width, draws)).all()
@@ -213,7 +212,7 @@ def test_every_part_of_the_address_draws_anew(width, change):
     """Errors of messages that differ in one part are independent, so they do not add up."""
     x = random_rows(256, seed=8)
     size = x.abs() if width == 16 else x.view(-1, 16, 16).abs().amax(2).repeat_interleave(16, dim=1)
-    options = [{"scale_rounding": "up", "address": address(**{change: i})} for i in (2, 3)]
+    options = [{"group_scales": "up", "address": address(**{change: i})} for i in (2, 3)]
     errors = [(quantized(x, width, **o) - x) / size.clamp(min=1e-6) for o in options]
     assert abs(correlation(*errors)) < 5 / x.numel() ** 0.5
 
@@ -242,12 +241,12 @@ def test_the_same_address_draws_the_same():
 @every_scaled_width
 def test_nearest_takes_the_nearest_level_and_no_random_number(width):
     x = random_rows(100)
-    out = quantized(x, width, rounding="nearest", scale_rounding="up")
+    out = quantized(x, width, rounding="nearest", group_scales="up")
     other = quantized(
-        x, width, rounding="nearest", scale_rounding="up", address=address(9, 9, 9, 0, 5)
+        x, width, rounding="nearest", group_scales="up", address=address(9, 9, 9, 0, 5)
     )
     assert torch.equal(out, other)
-    payload, *_ = encode(x, width, rounding="nearest", scale_rounding="up")
+    payload, *_ = encode(x, width, rounding="nearest", group_scales="up")
     coded, _ = oracle.read_tile(payload, [width] * 100)
     table = oracle.values_of_codes(width, oracle.EPSILON.get(width, 0.0))
     for c, row in zip(coded, x.double().numpy(), strict=True):
@@ -261,7 +260,7 @@ def test_nearest_rounds_ties_towards_zero():
     x = torch.full((2, 256), 0.5)
     x[1] = -0.5
     x[:, ::16] = 1.0
-    out = quantized(x, 2, rounding="nearest", scale_rounding="up")
+    out = quantized(x, 2, rounding="nearest", group_scales="up")
     assert torch.equal(out, (x == 1.0).float())
 
 
@@ -359,7 +358,7 @@ def test_correlated_errors_of_many_ranks_cancel(width, signs):
                 x[r],
                 width,
                 rounding=rounding,
-                scale_rounding="up",
+                group_scales="up",
                 address=address(sender=r, world_size=n),
             )
             for r in range(n)

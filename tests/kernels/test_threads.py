@@ -37,10 +37,10 @@ def call(numel, rounding="stochastic", world_size=4):
 def results(c):
     """Return what all operations write."""
     payload, sums, again = c.payload(), c.sums(), c.payload()
-    ops.compress(c.values, c.tiles, c.quantizer, c.address, payload)
+    ops.compress(c.values, c.tiles, c.quantizer, payload)
     ops.decompress_accumulate(payload, c.values, sums, c.tiles, c.quantizer)
     both = (c.tiles, c.tiles)
-    ops.decompress_accumulate_recompress(payload, c.values, both, c.quantizer, c.address, again)
+    ops.decompress_accumulate_recompress(payload, c.values, both, c.quantizer, again)
     decoded, stored = (operations.fresh(c.result) for _ in range(2))
     ops.decompress(payload, decoded, c.tiles, c.quantizer)
     ops.store(c.values, c.tiles.units, stored)
@@ -155,7 +155,7 @@ def test_a_call_lets_other_python_threads_run(monkeypatch):
     thread.start()
     try:
         while len(during) < 20 and max(during, default=0) < 100:  # a busy machine may need a few
-            ops.compress(c.values, c.tiles, c.quantizer, c.address, c.payload())
+            ops.compress(c.values, c.tiles, c.quantizer, c.payload())
     finally:
         ended.set()
         thread.join()
@@ -202,11 +202,11 @@ from dynamiq.kernels.threads import in_parts
 from tests.kernels.test_threads import call
 c, payload, again = (x := call(70_000)), x.payload(), x.payload()
 torch.set_num_threads(3)
-ops.compress(c.values, c.tiles, c.quantizer, c.address, payload)
+ops.compress(c.values, c.tiles, c.quantizer, payload)
 in_parts(lambda first, last: time.sleep(0.01), 1000)  # both of the other threads are needed
 assert sum(t.name.startswith("dynamiq-kernel") for t in threading.enumerate()) == 2
 child = os.fork()
-ops.compress(c.values, c.tiles, c.quantizer, c.address, again)
+ops.compress(c.values, c.tiles, c.quantizer, again)
 # Torch's own threads do not survive a fork: no torch.equal here, and no exit handlers there.
 right = payload.numpy().tobytes() == again.numpy().tobytes()
 if not child:

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dynamiq.kernels import ops, wire
-from dynamiq.kernels.wire import Address
 from tests.kernels import oracle
 from tests.kernels.operations import decompressed, values_of
 from tests.kernels.oracle import WIDTHS
@@ -20,13 +19,12 @@ SUBSETS = sorted(
     | {c for k in range(3, 6) for c in combinations(PAPER, k)}
     | {WIDTHS}
 )
-ADDRESS = Address(seed=5, call=3, hop=1, sender=2, world_size=4)
 
 
 def compressed(values, tiles, quantizer, fill=0xA5):
     """Return the payload of values: float32[t, s, 256], written over ``fill``."""
     out = torch.full((tiles.nbytes,), fill, dtype=torch.uint8)
-    ops.compress(values_of(values), tiles, quantizer, ADDRESS, out)
+    ops.compress(values_of(values), tiles, quantizer, out)
     return out
 
 
@@ -45,7 +43,7 @@ def sample(assigned, generator):
 
 def test_sizes_of_a_supergroup():
     """Codes, 16 UINT8 group scales and a BF16 scale; 16 bits are plain BF16."""
-    sizes = {w: wire.supergroup_bytes(w) for w in (0, *WIDTHS)}
+    sizes = {w: wire.supergroup_bytes(w, "up") for w in (0, *WIDTHS)}
     scaled = {1: 50, 2: 82, 3: 114, 4: 146, 5: 178, 6: 210, 7: 242, 8: 274, 9: 306, 10: 338}
     assert sizes == {0: 0, **scaled, 16: 512}
 
@@ -79,7 +77,7 @@ def test_runs_cover_every_supergroup_once_and_no_byte_twice(widths):
     tiles = oracle.tiles(assigned, widths, spare=10, begin=1000)
     offsets = (tiles.offsets - 1000).tolist()
 
-    runs = wire.runs(tiles, widths)
+    runs = wire.runs(tiles, oracle.quantizer(widths))
 
     taken = np.zeros(tiles.nbytes, dtype=int)
     seen = {}
@@ -102,7 +100,7 @@ def test_runs_cover_every_supergroup_once_and_no_byte_twice(widths):
 
 def test_a_part_of_a_run_is_where_it_was_in_the_whole():
     run = wire.Run(4, 1, 10, 20, codes=1000, group_scales=5000, scales=7000)
-    part = run.part(13, 15)
+    part = wire.part(run, 13, 15, "up")
     assert part == wire.Run(4, 1, 13, 15, 1000 + 3 * 128, 5000 + 3 * 16, 7000 + 3 * 2)
 
 
@@ -168,7 +166,7 @@ def test_a_payload_may_be_any_part_of_memory():
     expected = compressed(values, tiles, quantizer)
     memory = torch.zeros(expected.numel() + 4, dtype=torch.uint8)
     part = memory[2:-2]
-    ops.compress(values_of(values), tiles, quantizer, ADDRESS, part)
+    ops.compress(values_of(values), tiles, quantizer, part)
     assert torch.equal(part, expected)
     assert not memory[:2].any()
     assert not memory[-2:].any()

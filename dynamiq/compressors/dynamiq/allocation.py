@@ -1,96 +1,136 @@
-"""Which supergroup gets how many bits: exact thresholds under a fixed number of bytes.
+"""Which rows get how many bits: the least modelled error for a fixed number of bytes.
 
-Model: the squared error of a supergroup of energy F at w bits is proportional to F · 4^-w. A step
-from width a to width c gains F · (4^-a - 4^-c) and costs c - a bits; equal gain per bit at every
-boundary gives the thresholds of DynamiQ §3.2, and one free scalar, which is chosen such that the
-bytes are used up. Found exactly by sorting all steps, not by search.
+A *row* is the k-th supergroup of every tile of a deal. Supergroups are dealt in the order of their
+energy, so those of a row are nearly alike and get the same width, and all tiles have the same
+cuts. A row of weight W takes a step to the next width if W is at least the step's *worth*
+(:mod:`dynamiq.compressors.dynamiq.worth`) times a price; the price is the one at which the bytes
+are used up, found on the bits of its floating-point number.
 """
 
-import math
-from collections.abc import Sequence
-from itertools import pairwise
+import struct
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from dynamiq.kernels.wire import ALIGNMENT, supergroup_bytes
+_CANDIDATES = 8
+"""Prices that are tried at once."""
+_ROUNDS = 5
+"""As many as narrow the range of prices down to one part in 64."""
+_LEAST_PRICE, _GREATEST_PRICE = (
+    int.from_bytes(struct.pack(">d", 2.0**exponent)) for exponent in (-300, 220)
+)
 
-_AMPLE_BYTES = 4096
-"""Where a tile has so many to give away, less than a step and a multiple are no loss."""
 
+@dataclass(frozen=True)
+class Steps:
+    """The steps from width to width of each class of messages.
 
-def capacities(counts: Sequence[int], widths: Sequence[int], supergroup_budget: float) -> list[int]:
-    """Return the payload bytes of every tile, from numbers known before any data.
-
-    All widths that ``supergroup_budget`` bytes per supergroup pay for can be used; remainders are
-    carried from tile to tile. Tiles have a multiple of 16 bytes, but for small ones and for budgets
-    next to the least, where that would cost a step.
-
-    Args:
-        counts: Supergroups of each tile.
-        widths: Bit widths, ascending.
-        supergroup_budget: Bytes per supergroup for codes and scales, at least the narrowest's.
+    Attributes:
+        worth: float64[h, s, r], the least weight per unit of price for which each row takes a step;
+            greater for later steps. The first step, from nothing to the narrowest width, is free.
+        bytes: int64[s], what a step costs in each message.
+        transfers: int64[h], how often each class's bytes count where classes share them.
     """
-    sizes = [supergroup_bytes(w) for w in widths]
-    least, most = sizes[0], sizes[-1]
-    grain = math.gcd(*(size - least for size in sizes)) or 1
-    spare = min(supergroup_budget, most) - least
-    tiles, seen, used = [], 0, 0
-    for count in counts:
-        seen += count
-        room = math.floor(seen * (least + spare)) - used
-        grains = max(0, (room - count * least) // grain)
-        size = count * least + grains * grain
-        if grains * grain >= _AMPLE_BYTES:
-            size = min(room // ALIGNMENT, -(-count * most // ALIGNMENT)) * ALIGNMENT
-        tiles.append(size)
-        used += size
-    return tiles
+
+    worth: Tensor
+    bytes: Tensor
+    transfers: Tensor
 
 
-def threshold_cuts(energies: Tensor, capacity: Tensor, widths: Sequence[int]) -> Tensor:
-    """Return how many supergroups of each tile get at least each width.
+def fill(weights: Tensor, room: Tensor, steps: Steps, *, shared: bool) -> Tensor:
+    """Return how many rows take each step.
 
-    Steps are taken in order of gain per bit, ties at the narrower width and the earlier position
-    first, as long as they fit; what is left then buys the dearest steps that still fit.
-    Deterministic; the same on every rank for the same energies.
+    Deterministic; the same on every rank and device for the same weights. Optimal but for the
+    last step that does not fit, and for the order of steps that pay at prices less than 2 % apart.
 
     Args:
-        energies: float64[t, s], descending in each row; 0 marks supergroups that get no bits.
-        capacity: int64[t] bytes of each tile, enough for the narrowest width everywhere.
-        widths: Bit widths, ascending.
+        weights: float64[d, r]; 0 marks rows that get no bits, the last ones.
+        room: Bytes, enough for the narrowest width: int64[d, 1] if classes share them, or
+            int64[d, h].
+        steps: Worth and costs.
+        shared: Whether classes share the room; each one's bytes then count ``transfers`` times.
 
     Returns:
-        int64[t, widths], non-increasing in each row.
+        int64[d, h, s], non-increasing in the last dimension; the first is the number of rows of
+        positive weight.
     """
-    sizes = [supergroup_bytes(w) for w in widths]
-    nonzero = (energies > 0).sum(1)
-    cuts = nonzero[:, None].repeat(1, len(widths))
-    cuts[:, 1:] = 0
-    room = capacity - nonzero * sizes[0]
-    costs = [after - before for before, after in pairwise(sizes)]
-    if not costs:
-        return cuts
-    cuts[:, 1:] = _affordable_steps(energies, room, widths, costs)
-    for step, cost in enumerate(costs):
-        room = room - cuts[:, step + 1] * cost
-    for step in sorted(range(len(costs)), key=lambda i: -costs[i]):
-        more = torch.minimum(room // costs[step], cuts[:, step] - cuts[:, step + 1])
-        cuts[:, step + 1] += more
-        room = room - more * costs[step]
+    market = _Market.of(weights, steps, shared=shared)
+    live = (weights > 0).sum(1)
+    room = room - live[:, None] * market.first_cost
+    first = live[:, None, None].expand(-1, *market.costs.shape[:1], 1)
+    if not market.costs.shape[1]:
+        return first.contiguous()
+    ladder = torch.arange(_CANDIDATES + 1, device=weights.device)
+    low, high = torch.full_like(room, _LEAST_PRICE), torch.full_like(room, _GREATEST_PRICE)
+    for _ in range(_ROUNDS):
+        stride = (high - low) // _CANDIDATES + 1
+        tried = torch.minimum(low[..., None] + stride[..., None] * ladder, high[..., None])
+        cost = market.cost(market.bought(tried[..., 1:]))
+        too_low = (cost > room[..., None]).sum(2, keepdim=True)
+        low, high = tried.gather(2, too_low)[..., 0], tried.gather(2, too_low + 1)[..., 0]
+    # What is bought at the one price but not at the other pays nearly the same.
+    cuts, more = market.bought(torch.stack([high, low], dim=2)).unbind(3)
+    afforded = market.afforded(more - cuts, room - market.cost(cuts[..., None])[..., 0])
+    cuts = torch.cat([first, cuts + afforded], dim=2).cummin(2).values
+    if not market.shared:
+        market.spend_change(cuts, room - market.cost(cuts[..., 1:, None])[..., 0])
     return cuts
 
 
-def _affordable_steps(
-    energies: Tensor, room: Tensor, widths: Sequence[int], costs: Sequence[int]
-) -> Tensor:
-    """Return int64[t, steps]: how often each step is among the best that fit together."""
-    steps = list(pairwise(widths))
-    gains = torch.cat([energies * ((4.0**-a - 4.0**-c) / (c - a)) for a, c in steps], dim=1)
-    kind = torch.arange(len(steps), device=energies.device).repeat_interleave(energies.shape[1])
-    cost = torch.cat([kind.new_full((energies.shape[1],), cost) for cost in costs])
-    order = gains.argsort(dim=1, descending=True, stable=True)
-    spent = cost[order].cumsum(1)
-    taken = (spent <= room[:, None]) & (gains.gather(1, order) > 0)
-    counts = torch.zeros(len(energies), len(steps), dtype=torch.int64, device=energies.device)
-    return counts.scatter_add_(1, kind[order], taken.long())
+@dataclass(frozen=True)
+class _Market:
+    """What is bought at which price.
+
+    Attributes:
+        ascending: float64[d, h, s - 1, r], the prices up to which rows take each step.
+        costs: int64[h, s - 1].
+        first_cost: int64[1 or h], of the narrowest width.
+        shared: Whether all classes share the room.
+    """
+
+    ascending: Tensor
+    costs: Tensor
+    first_cost: Tensor
+    shared: bool
+
+    @classmethod
+    def of(cls, weights: Tensor, steps: Steps, *, shared: bool) -> "_Market":
+        # Widths do not increase from row to row.
+        pays = (weights[:, None, None] / steps.worth[:, 1:]).cummin(3).values
+        times = steps.transfers[:, None] if shared else torch.ones_like(steps.transfers)[:, None]
+        costs = steps.bytes * times
+        first = costs[:, 0].sum().view(1) if shared else costs[:, 0]
+        return cls(pays.flip(3).contiguous(), costs[:, 1:], first, shared)
+
+    def bought(self, prices: Tensor) -> Tensor:
+        """Return int64[d, h, s - 1, k] for the bits of prices, int64[d, 1 or h, k]."""
+        d, h, s, rows = self.ascending.shape
+        least = prices.view(torch.float64)[:, :, None].expand(d, h, s, -1).contiguous()
+        return rows - torch.searchsorted(self.ascending, least)
+
+    def cost(self, counts: Tensor) -> Tensor:
+        """Return int64[d, 1 or h, k] bytes."""
+        each = (counts * self.costs[..., None]).sum(2)
+        return each.sum(1, keepdim=True) if self.shared else each
+
+    def spend_change(self, cuts: Tensor, room: Tensor) -> None:
+        """Add to int64[d, h, s] cuts the dearest steps that still fit, where costs differ."""
+        costs = self.costs[0].tolist()
+        if len(set(costs)) == 1:
+            return
+        for step in sorted(range(1, len(costs) + 1), key=lambda s: -costs[s - 1]):
+            # A step that never pays gives a greater error.
+            pays = (self.ascending[:, :, step - 1] > 0).any(2)
+            fits = torch.minimum(room // costs[step - 1], cuts[..., step - 1] - cuts[..., step])
+            fits = torch.where(pays, fits, 0)
+            cuts[..., step] += fits
+            room = room - fits * costs[step - 1]
+
+    def afforded(self, more: Tensor, room: Tensor) -> Tensor:
+        """Return how many of the steps int64[d, h, s - 1] fit, class by class, width by width."""
+        wanted = more * self.costs
+        if self.shared:
+            wanted = wanted.flatten(1)[:, None]
+        left = (room[..., None] - wanted.cumsum(2) + wanted).clamp(min=0)
+        return torch.minimum(left.view_as(more) // self.costs, more)

@@ -6,9 +6,14 @@ import torch
 from pydantic import Field, field_validator, model_validator
 from torch import Tensor
 
-from dynamiq.compressors.dynamiq.encoding import DynamiQEncoding
-from dynamiq.compressors.dynamiq.geometry import Supergroups
+from dynamiq.compressors.dynamiq.decision import Problem
+from dynamiq.compressors.dynamiq.encoding import DynamiQEncoding, Work
+from dynamiq.compressors.dynamiq.geometry import Capacities, Supergroups
+from dynamiq.compressors.dynamiq.hops import HopModel
+from dynamiq.compressors.dynamiq.memory import OBSERVATIONS, Memory, Past, Slice
+from dynamiq.compressors.dynamiq.order import Deal
 from dynamiq.compressors.dynamiq.quantizers import LEVELLED_BELOW, exponential_levels
+from dynamiq.compressors.dynamiq.spectrum import Spectrum
 from dynamiq.core.compressor import Compressor, State, Statistics
 from dynamiq.core.errors import ConfigurationError
 from dynamiq.core.layout import Layout
@@ -18,67 +23,90 @@ from dynamiq.core.topology import Schedule
 from dynamiq.kernels import ops
 from dynamiq.kernels.operands import Bucket, entries_of
 from dynamiq.kernels.wire import (
-    STATISTICS_BYTES,
+    STATISTIC_BYTES,
     SUPERGROUP,
+    GroupScales,
     Quantizer,
     Rounding,
-    ScaleRounding,
     supergroup_bytes,
 )
 
-WIDTHS = (1, 2, 4, 8, 16)
+WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 16)
+FINE_WIDTHS = WIDTHS[:-1]
 
 
 @compressor_registry.register
 class DynamiQCompressor(Compressor):
     """Variable bit widths per supergroup of 256 entries under a mean bit budget.
 
-    Source: DynamiQ §3, arXiv 2602.08923. The sum over ranks of each supergroup's energy and mean
-    is reduced first; from these, every rank derives the same order, widths and centring.
-    Contamination unit: the supergroup of 256 entries.
+    The sum over ranks of each supergroup's energy is reduced first; from these, every rank derives
+    the same order and the same widths. Three recipes: :meth:`paper` is that of DynamiQ §3, arXiv
+    2602.08923; :meth:`local` and :meth:`rotated` go beyond it, and are equal but for how entries
+    are scaled. Every option can be set by itself. Contamination unit: the supergroup.
 
     Attributes:
         bit_budget: Mean bits per padded entry that cross a link per pass, all metadata included;
             a ceiling on the mean over ranks. (A reduce-scatter at less than 0.125 bits above the
             least budget exceeds it by up to that.)
-        widths: Bit widths in use, from {1, 2, 4, 8, 16}, ascending. 16 bits are plain BF16.
+        widths: Bit widths in use, from 1 to 10 and 16, ascending. 16 bits are plain BF16.
         rounding: "stochastic" (private, unbiased), "correlated" (one stratum per rank, lower
-            error, biased over several hops by under 1 % of the error), or "nearest" (biased).
+            error, biased over several hops by under 1 % of the error), "nearest" (biased), or
+            "dithered": companded subtractive dither, unbiased, with a third of the error.
+        rotation: "hadamard" multiplies every supergroup by random signs and an orthonormal
+            Hadamard matrix before the first hop, which makes entries nearly Gaussian: the least
+            squared error, spread evenly over the supergroup.
+        group_scales: How the UINT8 scales of groups of 16 entries are rounded: "stochastic" (the
+            paper's) or "up"; None: one scale for a supergroup, which is enough for rotated ones.
+        means: Whether supergroup means over all ranks are sent, and subtracted (§3.1).
         energy: "centred" allocates by the energy left after the mean is removed, "raw" by the
             energy before.
-        scale_rounding: Of the UINT8 group scales: "stochastic" (the paper's) or "up".
-        epsilon_4: ε of the 4-bit levels; 0 is uniform.
+        allocation: "exact" minimises the error by the measured error of each width; "thresholds"
+            by the paper's model, in which each bit divides it by four.
+        hop_aware: Whether hops have widths of their own: a hop's error grows with the partial sum
+            that it carries, and hops do not cost the same. What is known of earlier calls with
+            the same key (spectrum, correlation of the ranks) sets each hop's share.
+        energy_power: The allocation minimises errors weighted by energy^(energy_power - 1) per
+            supergroup; below 1, supergroups with small gradients get more bits. A multiple of 1/8.
+        drop_energy: Supergroups with the least energy that have at most this share of all energy
+            together are not sent. Biased: use it with error feedback.
+        epsilon_4: ε of the 4-bit levels; 0 is uniform. Dithered codes have no levels.
         epsilon_8: ε of the 8-bit levels.
 
     Raises:
-        ConfigurationError: A budget that cannot be met, or widths that are not a subset.
+        ConfigurationError: A budget that cannot be met, or options that contradict each other.
     """
 
     kind: Literal["dynamiq"] = "dynamiq"
-    bit_budget: float = Field(5.0, gt=0)
-    widths: tuple[int, ...] = (2, 4, 8)
-    rounding: Rounding = "correlated"
-    energy: Literal["centred", "raw"] = "centred"
-    scale_rounding: ScaleRounding = "stochastic"
-    epsilon_4: float = Field(0.30, ge=0, le=2)
-    epsilon_8: float = Field(0.08, ge=0, le=2)
+    bit_budget: float = Field(default=5.0, gt=0)
+    widths: tuple[int, ...] = FINE_WIDTHS
+    rounding: Rounding = "dithered"
+    rotation: Literal["hadamard"] | None = None
+    group_scales: GroupScales | None = "up"
+    means: bool = False
+    energy: Literal["centred", "raw"] = "raw"
+    allocation: Literal["exact", "thresholds"] = "exact"
+    hop_aware: bool = True
+    energy_power: float = Field(default=1.0, gt=0, le=1, multiple_of=0.125)
+    drop_energy: float = Field(default=0.0, ge=0, lt=1)
+    epsilon_4: float = Field(default=0.30, ge=0, le=2)
+    epsilon_8: float = Field(default=0.08, ge=0, le=2)
 
     @classmethod
-    def paper(
-        cls,
-        bit_budget: float = 5.0,
-        *,
-        widths: tuple[int, ...] = (2, 4, 8),
-        rounding: Rounding = "correlated",
-        **options: Any,
-    ) -> Self:
+    def paper(cls, bit_budget: float = 5.0, **options: Any) -> Self:
         """Return the paper's recipe: widths {2, 4, 8}, hierarchical scales, correlated rounding."""
-        return cls(
-            bit_budget=bit_budget,
-            widths=widths,
-            rounding=rounding,
-            **{"energy": "centred", "scale_rounding": "stochastic", **options},
-        )
+        return cls(bit_budget=bit_budget, **{**_PAPER, **options})
+
+    @classmethod
+    def local(cls, bit_budget: float = 5.0, **options: Any) -> Self:
+        """Return the recipe with a scale for every 16 entries: errors stay near large entries."""
+        scaling = {"rotation": None, "group_scales": "up"}
+        return cls(bit_budget=bit_budget, **{**scaling, **options})
+
+    @classmethod
+    def rotated(cls, bit_budget: float = 5.0, **options: Any) -> Self:
+        """Return the recipe with rotated supergroups and one scale for each: the least vNMSE."""
+        scaling = {"rotation": "hadamard", "group_scales": None}
+        return cls(bit_budget=bit_budget, **{**scaling, **options})
 
     @field_validator("widths")
     @classmethod
@@ -90,40 +118,58 @@ class DynamiQCompressor(Compressor):
         return widths
 
     @model_validator(mode="after")
-    def _check_budget(self) -> Self:
-        least = self.minimum_bit_budget(self.widths)
-        if self.bit_budget < least:
+    def _check_options(self) -> Self:
+        if self.bit_budget < self.minimum_bit_budget:
             raise ConfigurationError(
                 f"a budget of {self.bit_budget} bits per entry cannot be met: with widths "
-                f"{self.widths} the least is {least} (narrowest codes, scales and statistics); "
-                f"raise bit_budget or allow narrower widths"
+                f"{self.widths} the least is {self.minimum_bit_budget} (narrowest codes, scales "
+                f"and statistics); raise bit_budget or allow narrower widths"
+            )
+        if self.energy == "centred" and not self.means:
+            raise ConfigurationError(
+                'energy="centred" is what subtracting the mean leaves, but means=False: no mean is '
+                'known; use means=True, or energy="raw"'
             )
         return self
 
-    @staticmethod
-    def minimum_bit_budget(widths: tuple[int, ...]) -> float:
-        """Return the least budget that these widths can meet, in bits per entry."""
-        return (supergroup_bytes(widths[0]) + STATISTICS_BYTES) * 8 / SUPERGROUP
+    @property
+    def minimum_bit_budget(self) -> float:
+        """The least budget that these options can meet, in bits per entry."""
+        least = supergroup_bytes(self.widths[0], self.group_scales) + self.statistics_bytes
+        return least * 8 / SUPERGROUP
 
+    @property
+    def statistics_bytes(self) -> int:
+        """Bytes of a supergroup's energy and mean."""
+        return STATISTIC_BYTES * (2 if self.means else 1)
+
+    @property
     def quantizer(self) -> Quantizer:
-        """Return levels and roundings as the kernels take them."""
+        """Levels and roundings as the kernels take them."""
         epsilon = {4: self.epsilon_4, 8: self.epsilon_8}
+        has_levels = self.rounding != "dithered"
         levels = tuple(
-            exponential_levels(w, epsilon.get(w, 0.0)) if w < LEVELLED_BELOW else ()
+            exponential_levels(w, epsilon.get(w, 0.0)) if w < LEVELLED_BELOW and has_levels else ()
             for w in self.widths
         )
-        return Quantizer(self.widths, levels, self.rounding, self.scale_rounding)
+        return Quantizer(self.widths, levels, self.rounding, self.group_scales)
 
     def unit(self, numel: int, world_size: int) -> int:
         """The supergroup."""
         return SUPERGROUP
 
     def statistics(self, x: Tensor, layout: Layout, call: Call, state: State) -> Statistics:
-        """Return the energies, then the means, of all supergroups that hold entries (§3.1)."""
+        """Return the energies, then the means, of all supergroups that hold entries (§3.1).
+
+        At the end, what this rank has measured of the previous result, if hops have shares.
+        """
         supergroups = Supergroups.of(layout, x.device)
         bucket = Bucket(entries_of(x), supergroups.slices, layout.positions)
-        both = torch.stack(ops.statistics(bucket, layout.world_size))
-        return Statistics(both[:, supergroups.real].view(-1), "sum", "bf16")
+        energy, mean = ops.statistics(bucket, layout.world_size)
+        parts = [part[supergroups.real] for part in ([energy, mean] if self.means else [energy])]
+        if self.hop_aware:
+            parts.append(state.private.get("observed", x.new_zeros(OBSERVATIONS)).float())
+        return Statistics(torch.cat(parts), "sum", "bf16")
 
     def encode(
         self,
@@ -135,10 +181,65 @@ class DynamiQCompressor(Compressor):
     ) -> DynamiQEncoding:
         """Derive order, widths, centring and range from the reduced statistics."""
         assert statistics is not None
+        values = len(Supergroups.of(layout, statistics.device).real) * (2 if self.means else 1)
+        problem = self._problem(layout, schedule, call, statistics.device)
+        spectrum = Spectrum.of(statistics[:values], layout, call, self.energy == "centred")
+        past = Past(state, statistics[values:], Memory.of(state.shared))
+        return DynamiQEncoding(problem, spectrum, past, layout, call)
+
+    @property
+    def stateful(self) -> bool:
+        """Whether hops get shares that follow from earlier calls."""
+        return self.hop_aware
+
+    @property
+    def needs_key(self) -> bool:
+        """Calls without a key are as good as a first call."""
+        return False
+
+    def next_state(self, encoding: DynamiQEncoding, work: Work) -> State:
+        """Measure this rank's slice of the result, and set the next call's shares."""
+        spectrum, past = encoding.spectrum, encoding.past
+        if not self.hop_aware or not spectrum.is_finite:
+            return past.state
+        layout, call = encoding.layout, encoding.call
+        memory = past.memory.learned(past.observed, encoding.decision.problem.model.world_size)
+        memory = encoding.decision.next_memory(memory)
+        start, stop = layout.slice_bounds(work.rank)
+        first = work.rank * layout.positions
+        assert work.stored is not None
+        own = Slice(
+            work.stored[start:stop] if call.gather else work.stored,
+            call.divisor,
+            encoding.decision.bands_of_units()[first : first + layout.positions],
+            self.rotation is not None,
+            self.group_scales,
+        )
+        return State(memory.shared(), {"observed": own.observe()})
+
+    def _problem(
+        self, layout: Layout, schedule: Schedule, call: Call, device: torch.device
+    ) -> Problem:
+        deal = Deal.of(layout)
+        sizes = tuple(supergroup_bytes(width, self.group_scales) for width in self.widths)
         # Statistics cross twice; so do the entries, unless there is no all-gather.
         crossings = 1 if call.gather else 2
-        budget = self.bit_budget * SUPERGROUP / 8 - crossings * STATISTICS_BYTES
-        budget = max(budget, supergroup_bytes(self.widths[0]))
-        return DynamiQEncoding(
-            statistics, layout, call, self.quantizer(), budget, self.energy == "centred"
-        )
+        of_statistics = self.statistics_bytes * layout.units
+        if self.hop_aware:
+            of_statistics += STATISTIC_BYTES * OBSERVATIONS
+        budget = self.bit_budget * SUPERGROUP / 8
+        budget -= crossings * of_statistics / max(1, layout.units)
+        capacities = Capacities.of(deal, sizes, budget, device)
+        return Problem(self, deal, HopModel.of(schedule, call.gather), capacities)
+
+
+_PAPER = {
+    "widths": (2, 4, 8),
+    "rounding": "correlated",
+    "rotation": None,
+    "group_scales": "stochastic",
+    "means": True,
+    "energy": "centred",
+    "allocation": "thresholds",
+    "hop_aware": False,
+}

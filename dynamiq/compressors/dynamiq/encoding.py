@@ -1,4 +1,4 @@
-"""One call of DynamiQ: what the reduced statistics decide, and the work that follows from it."""
+"""One call of DynamiQ: the work that follows from what its statistics decide."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -8,20 +8,18 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from dynamiq.compressors.dynamiq.allocation import threshold_cuts
-from dynamiq.compressors.dynamiq.geometry import Capacities, Supergroups
-from dynamiq.compressors.dynamiq.order import Deal
-from dynamiq.core.arithmetic import divide
+from dynamiq.compressors.dynamiq.decision import Decision, Problem
+from dynamiq.compressors.dynamiq.geometry import Supergroups
+from dynamiq.compressors.dynamiq.memory import Past
+from dynamiq.compressors.dynamiq.spectrum import Spectrum
+from dynamiq.core import randomness
 from dynamiq.core.compressor import Encoding
 from dynamiq.core.layout import Layout
 from dynamiq.core.message import Call, Message
+from dynamiq.core.randomness import Stream
 from dynamiq.kernels import ops
 from dynamiq.kernels.operands import Bucket, Result, Values, entries_of, is_direct
 from dynamiq.kernels.wire import SUPERGROUP, Address, Quantizer, Tiles
-
-_HUGE_ENERGY = 2.0**100
-_TINY_ENERGY = 2.0**-100
-_LEAST_CENTRED_SHARE = 2.0**-7
 
 
 @dataclass
@@ -32,20 +30,24 @@ class Work:
     finished chunk is written there; only a chunk that several payloads are added to needs memory.
 
     Attributes:
+        rank: Whose part.
         own: This rank's entries.
         out: Where finished tiles go.
         dtype: Of the result in the end, for which ``out`` may stand in.
         sums: By chunk, float32[tiles, size, 256] in energy order.
         held: By chunk, the tiles that have sums.
         finished: By chunk, the tiles that are in ``out``.
+        stored: The whole result, once it is there: all entries, or those of one chunk.
     """
 
+    rank: int
     own: Values
     out: Tensor
     dtype: torch.dtype
     sums: dict[int, Tensor] = field(default_factory=dict)
     held: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
     finished: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
+    stored: Tensor | None = None
 
     def values(self, chunk: int, tiles: range) -> Values:
         """Return partial sums: own entries where nothing was added yet."""
@@ -72,76 +74,61 @@ class Work:
 
 
 class DynamiQEncoding(Encoding[Work]):
-    """Order, widths, centring and range of one call.
+    """Order, widths, centring, range and rotation of one call.
 
     Attributes:
-        energies: float64[n * p], what the allocation saw; 0 for supergroups that are zero or
-            non-finite on any rank, -1 for padding.
-        cuts: int64[n, tiles, widths], supergroups per tile with at least each width.
+        spectrum: What the reduced statistics say.
+        decision: What follows from it.
+        past: What was known from earlier calls.
+        predicted_vnmse: The modelled error of the sum relative to its energy; independent of this
+            call's random numbers. Waits for the device.
     """
 
     def __init__(
-        self,
-        statistics: Tensor,
-        layout: Layout,
-        call: Call,
-        quantizer: Quantizer,
-        supergroup_budget: float,
-        centred: bool,
+        self, problem: Problem, spectrum: Spectrum, past: Past, layout: Layout, call: Call
     ) -> None:
-        """Decide order, widths, centring and range.
+        """Decide.
 
         Args:
-            statistics: float32[2 u], energies and means summed over ranks.
+            problem: What is known before the data.
+            spectrum: What the statistics say.
+            past: What earlier calls have told.
             layout: In units of 256.
             call: Its address.
-            quantizer: Levels and roundings.
-            supergroup_budget: Bytes per supergroup for codes and scales.
-            centred: Whether the allocation uses the energy that centring leaves.
         """
         self.layout = layout
         self.call = call
-        self.quantizer = quantizer
-        self._deal = Deal.of(layout)
-        self.positions = self._deal.tiles
-        self._capacities = Capacities.of(
-            self._deal, quantizer.widths, supergroup_budget, statistics.device
-        )
-        self._decide(statistics, centred)
+        self.spectrum = spectrum
+        self.past = past
+        self.decision = Decision(problem, spectrum, past.memory)
+        self.quantizer: Quantizer = problem.compressor.quantizer
+        self.positions = problem.deal.tiles
+        self._problem = problem
+        self._signs = None
+        if problem.compressor.rotation is not None:
+            self._signs = randomness.key(call.seed, call.number, Stream.SIGN)
 
-    def _decide(self, statistics: Tensor, centred: bool) -> None:
-        n, device = self.layout.world_size, statistics.device
-        supergroups = Supergroups.of(self.layout, device)
-        counts, real = supergroups.counts, supergroups.real
-        energy = torch.full(counts.shape, -1.0, dtype=torch.float32, device=device)
-        mean = torch.zeros(counts.shape, dtype=torch.float32, device=device)
-        energy[real], mean[real] = statistics.view(2, -1)
-        mean = divide(mean, n)
-        contaminated = ~energy.isfinite()
-        energy = torch.where(contaminated, 0.0, energy)
-        # Range: F alone decides, so that all ranks agree (a power of two is exact).
-        self._factor = torch.ones_like(energy)
-        self._factor[energy >= _HUGE_ENERGY] = 2.0**-80
-        self._factor[(energy > 0) & (energy < _TINY_ENERGY)] = 2.0**80
-        self._shift = torch.where(energy > 0, mean * self._factor, 0.0)
-        self._offset = self._shift * (n / self.call.divisor)
-        self._offset[contaminated] = torch.nan
-        self.energies = energy.double()
-        if centred:
-            left = self.energies - n * counts * mean.double().square()
-            left = torch.maximum(left, self.energies * _LEAST_CENTRED_SHARE)
-            self.energies = torch.where(self.energies > 0, left, self.energies)
-        self._units = self._deal.units(self.energies)
-        ordered = self.energies[self._units.clamp(min=0).view(-1)].view(self._units.shape)
-        ordered = torch.where(self._units >= 0, ordered, 0.0).flatten(0, 1)
-        room = self._capacities.offsets.diff()
-        cuts = threshold_cuts(ordered, room, self.quantizer.widths)
-        self.cuts = cuts.view(n, self._deal.tiles, -1)
+    @property
+    def predicted_vnmse(self) -> float:
+        """See above."""
+        return self.decision.predicted_vnmse()
+
+    def widths_of_hop(self, hop: int) -> Tensor:
+        """Return int64[n, tiles, size]: the bits of every supergroup at a hop, 0 for none."""
+        n, deal = self.layout.world_size, self._problem.deal
+        place = torch.arange(deal.size, device=self.decision.units.device)
+        widths = torch.tensor((0, *self.quantizer.widths), device=place.device)
+        cuts = torch.stack(
+            [self.decision.cuts(hop, chunk, slice(0, deal.tiles)) for chunk in range(n)]
+        )
+        return widths[(place < cuts[..., None]).sum(2)]
 
     def payload_bytes(self, message: Message, positions: range) -> int:
         """The capacity of the tiles."""
-        first = message.chunk * self._deal.tiles
-        return sum(self._capacities.nbytes[first + positions.start : first + positions.stop])
+        first = message.chunk * self.positions
+        full = self._full_tile(message)
+        capacities = self._problem.capacities
+        return capacities.nbytes(full, first + positions.start, first + positions.stop)
 
     def load(self, x: Tensor, rank: int, out: Tensor) -> Work:
         """Copy nothing that kernels can read, and write, through the energy order."""
@@ -152,14 +139,16 @@ class DynamiQEncoding(Encoding[Work]):
             target = entries  # as if x were out
         else:
             target = _stand_in(out)
-        own = Values(self._bucket(entries, 0), self._factor, self._shift)
-        return Work(own, target, out.dtype)
+        own = Values(
+            self._bucket(entries, 0), self.spectrum.factor, self.spectrum.shift, signs=self._signs
+        )
+        return Work(rank, own, target, out.dtype)
 
     def compress(self, work: Work, message: Message, positions: range, out: Tensor) -> None:
         """See :func:`dynamiq.kernels.ops.compress`."""
         values = work.values(message.chunk, positions)
         tiles = self._tiles(message, positions)
-        ops.compress(values, tiles, self.quantizer, self._address(message), out)
+        ops.compress(values, tiles, self.quantizer, out)
 
     def decompress(self, payload: Tensor, work: Work, message: Message, positions: range) -> None:
         """See :func:`dynamiq.kernels.ops.decompress`."""
@@ -175,7 +164,7 @@ class DynamiQEncoding(Encoding[Work]):
         """See :func:`dynamiq.kernels.ops.decompress_accumulate`."""
         chunk, device = message.chunk, payload.device
         if chunk not in work.sums:
-            shape = (self._deal.tiles, self._deal.size, SUPERGROUP)
+            shape = (self.positions, self._problem.deal.size, SUPERGROUP)
             work.sums[chunk] = torch.empty(shape, dtype=torch.float32, device=device)
         sums = work.sums[chunk][positions.start : positions.stop]
         tiles = self._tiles(message, positions)
@@ -195,8 +184,7 @@ class DynamiQEncoding(Encoding[Work]):
         """See :func:`dynamiq.kernels.ops.decompress_accumulate_recompress`."""
         values = work.values(incoming.chunk, positions)
         tiles = self._tiles(incoming, positions), self._tiles(outgoing, positions)
-        address = self._address(outgoing)
-        ops.decompress_accumulate_recompress(payload, values, tiles, self.quantizer, address, out)
+        ops.decompress_accumulate_recompress(payload, values, tiles, self.quantizer, out)
         work.release(incoming.chunk, positions)
 
     def store(self, work: Work, out: Tensor, chunk: int | None = None) -> None:
@@ -208,11 +196,12 @@ class DynamiQEncoding(Encoding[Work]):
             target.copy_(self._finished(work, chunk))
         result = self._result(target, chunk, out.dtype)
         for c in range(self.layout.world_size) if chunk is None else (chunk,):
-            for tiles in work.unfinished(c, self._deal.tiles):
-                units = self._units[c, tiles.start : tiles.stop]
+            for tiles in work.unfinished(c, self.positions):
+                units = self.decision.units[c, tiles.start : tiles.stop]
                 ops.store(work.values(c, tiles), units, result)
         if target is not out:
             out.copy_(target)
+        work.stored = out
 
     def _finished(self, work: Work, chunk: int | None) -> Tensor:
         """Return the part of early results that belongs to a chunk, or all of them."""
@@ -234,21 +223,26 @@ class DynamiQEncoding(Encoding[Work]):
             limit = min(torch.finfo(dtype).max, torch.finfo(torch.float32).max)
         origin = 0 if chunk is None else self.layout.slice_bounds(chunk)[0]
         bucket = self._bucket(out, origin)
-        return Result(bucket, self._factor, self._offset, float(divisor), limit)
+        spectrum = self.spectrum
+        return Result(bucket, spectrum.factor, spectrum.offset, float(divisor), limit, self._signs)
+
+    def _full_tile(self, message: Message) -> int:
+        problem = self._problem
+        deal = 0 if problem.deal.deals == 1 else message.chunk
+        return self.decision.totals[deal][problem.model.of_hop[message.hop]]
 
     def _tiles(self, message: Message, positions: range) -> Tiles:
         here = slice(positions.start, positions.stop)
-        first = message.chunk * self._deal.tiles
+        first = message.chunk * self.positions
+        ends = (first + positions.start, first + positions.stop)
+        call, n = self.call, self.layout.world_size
         return Tiles(
-            self._units[message.chunk, here],
-            self.cuts[message.chunk, here],
-            self._capacities.offsets[first + positions.start : first + positions.stop + 1],
+            self.decision.units[message.chunk, here],
+            self.decision.cuts(message.hop, message.chunk, here),
+            self._problem.capacities.offsets(self._full_tile(message), *ends),
             self.payload_bytes(message, positions),
+            Address(call.seed, call.number, message.hop, message.sender, n),
         )
-
-    def _address(self, message: Message) -> Address:
-        n = self.layout.world_size
-        return Address(self.call.seed, self.call.number, message.hop, message.sender, n)
 
 
 def _stand_in(out: Tensor) -> Tensor:

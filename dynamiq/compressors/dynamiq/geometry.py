@@ -3,16 +3,21 @@
 A training step meets the same buckets again and again; no call waits for these to be copied.
 """
 
-from dataclasses import dataclass
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate
 
 import torch
 from torch import Tensor
 
-from dynamiq.compressors.dynamiq.allocation import capacities
 from dynamiq.compressors.dynamiq.order import Deal
 from dynamiq.core.layout import Layout
+from dynamiq.kernels.wire import ALIGNMENT
+
+_AMPLE_BYTES = 4096
+"""Where a tile has so many to give away, less than a multiple of ALIGNMENT is no loss."""
 
 
 @dataclass(frozen=True)
@@ -40,21 +45,102 @@ class Supergroups:
 
 @dataclass(frozen=True)
 class Capacities:
-    """The bytes of every tile, all chunks one after the other.
+    """How many bytes tiles have.
+
+    All tiles of a deal have as many as its full ones, but ``gap`` less where they have a
+    supergroup less. Payload sizes must not depend on this call's data, so a message has as many
+    bytes per full tile as was decided before: :attr:`mean` for each, or more for one hop and less
+    for another.
 
     Attributes:
-        nbytes: Bytes of each tile.
-        offsets: int64[n * tiles + 1], where they begin and end.
+        rows: Supergroups of a full tile, by deal.
+        mean: Bytes of a full tile that use up the budget if all hops have as many, by deal.
+        gap: Bytes.
+        grain: What bytes of full tiles should be multiples of.
+        missing: How many supergroups the tiles before each tile have too few, all chunks one after
+            the other: n * tiles + 1 numbers.
+        places: int64[n * tiles + 1] 0, 1, 2, ... on the device.
+        gaps: ``missing`` · ``gap`` as int64[n * tiles + 1] on the device.
     """
 
-    nbytes: tuple[int, ...]
-    offsets: Tensor
+    rows: tuple[int, ...]
+    mean: tuple[int, ...]
+    gap: int
+    grain: int
+    missing: tuple[int, ...]
+    places: Tensor = field(compare=False)
+    gaps: Tensor = field(compare=False)
 
     @classmethod
     @lru_cache(maxsize=64)
     def of(
-        cls, deal: Deal, widths: tuple[int, ...], supergroup_budget: float, device: torch.device
+        cls, deal: Deal, sizes: tuple[int, ...], budget: float, device: torch.device
     ) -> "Capacities":
-        """Return the capacities for a budget in bytes per supergroup."""
-        nbytes = tuple(capacities(deal.counts(), widths, supergroup_budget))
-        return cls(nbytes, torch.tensor([*accumulate(nbytes, initial=0)]).to(device))
+        """Return the capacities for ``budget`` bytes per supergroup.
+
+        Args:
+            deal: The tiles.
+            sizes: Bytes of a supergroup at each width, ascending: never less than the first, never
+                more than the last.
+            budget: Bytes per supergroup.
+            device: Of the tables.
+        """
+        least, most = sizes[0], sizes[-1]
+        budget = min(max(budget, least), most)
+        counts, per_deal = deal.counts(), len(deal.counts()) // deal.deals
+        dealt = [counts[i : i + per_deal] for i in range(0, len(counts), per_deal)]
+        rows = tuple(max(tiles, default=0) for tiles in dealt)
+        missing = [full - count for full, tiles in zip(rows, dealt, strict=True) for count in tiles]
+        ample = min(rows, default=0) * (budget - least) >= _AMPLE_BYTES
+        grain = ALIGNMENT if ample and budget < most else 1
+        gap = most if budget == most else least // grain * grain
+        before = (*accumulate(missing, initial=0),)
+        places = torch.arange(len(before), device=device)
+        return cls(
+            rows,
+            _mean_bytes(dealt, sizes, budget, (gap, grain)),
+            gap,
+            grain,
+            before,
+            places,
+            torch.tensor(before).to(device) * gap,
+        )
+
+    @property
+    def full(self) -> tuple[tuple[int, int], ...]:
+        """Supergroups of a full tile, and its mean bytes, by deal."""
+        return tuple(zip(self.rows, self.mean, strict=True))
+
+    def nbytes(self, full: int, first: int, last: int) -> int:
+        """Return the bytes of tiles first to last if a full one has ``full``."""
+        return full * (last - first) - self.gap * (self.missing[last] - self.missing[first])
+
+    def offsets(self, full: int, first: int, last: int) -> Tensor:
+        """Return where these tiles begin and end, int64[last - first + 1]."""
+        here = slice(first, last + 1)
+        return self.places[here] * full - self.gaps[here]
+
+
+def _mean_bytes(
+    dealt: Sequence[Sequence[int]], sizes: Sequence[int], budget: float, rounding: tuple[int, int]
+) -> tuple[int, ...]:
+    """Return the bytes of a full tile, by deal, with which all tiles meet the budget.
+
+    What small tiles cannot spend on a step is carried from deal to deal.
+    """
+    least = sizes[0]
+    gap, grain = rounding
+    step = math.gcd(*(size - least for size in sizes)) or 1
+    seen, used, mean = 0, 0, []
+    for tiles in dealt:
+        count, full = len(tiles), max(tiles, default=0)
+        seen += sum(tiles)
+        missing = full * count - sum(tiles)
+        room = math.floor(seen * budget) - used + missing * gap
+        spare = max(0, room // max(1, count) - full * least)
+        size = full * least + spare // step * step
+        if grain > 1:
+            size = (full * least + spare) // grain * grain
+        mean.append(size)
+        used += size * count - missing * gap
+    return tuple(mean)

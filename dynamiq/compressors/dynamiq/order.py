@@ -1,8 +1,8 @@
 """Where each supergroup goes: sorted by energy and dealt to chunks and tiles like cards.
 
-Every chunk, and every tile of a chunk, then has nearly the same number of supergroups at every
-width: no rank is a straggler, and each width is one contiguous run. Nobody sends the order; every
-rank derives it from the same statistics.
+Every tile then has nearly the same supergroups: no rank is a straggler, each width is one
+contiguous run, and one list of cuts serves all tiles. Nobody sends the order; every rank derives
+it from the same statistics.
 """
 
 from dataclasses import dataclass
@@ -11,13 +11,19 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
+from dynamiq.core.arithmetic import descending_order
 from dynamiq.core.layout import Layout
 from dynamiq.kernels.wire import TILE
+
+_SMALL = 32
+"""Supergroups of a tile up to which chunks get cuts of their own."""
 
 
 @dataclass(frozen=True)
 class Deal:
     """The shape of the tiles: known from the layout alone.
+
+    Without bounds all supergroups are sorted and dealt together; with bounds, those of each chunk.
 
     Attributes:
         layout: Of supergroups; given bounds are never crossed.
@@ -35,6 +41,15 @@ class Deal:
         tiles = -(-layout.positions // TILE)
         return cls(layout, tiles, -(-layout.positions // tiles) if tiles else 0)
 
+    @property
+    def deals(self) -> int:
+        """How many lists of cuts there are: one for all tiles, or one for each chunk's.
+
+        In small tiles a row that some lack, or that holds unlike supergroups, would count.
+        """
+        alike = self.layout.bounds is None and self.size > _SMALL
+        return 1 if alike else self.layout.world_size
+
     def counts(self) -> list[int]:
         """Return the supergroups of all tiles, chunk by chunk."""
         n, layout = self.layout.world_size, self.layout
@@ -47,16 +62,21 @@ class Deal:
     def units(self, energies: Tensor) -> Tensor:
         """Return int64[n, tiles, size]: the supergroup at every place, -1 where there is none.
 
+        Energies are compared as bfloat16, cut off: eight bits are enough to sort by.
+
         Args:
             energies: float64[n * p], -1 for padding supergroups; stable, ties by index.
         """
         n, p = self.layout.world_size, self.layout.positions
+        # Padding has key 0, and what is not padding at least 1.
+        keys = ((energies.float().view(torch.int32) >> 16) + 1).to(torch.int16)
+        keys = torch.where(energies >= 0, keys, 0)
         if self.layout.bounds is None:
-            order = energies.argsort(descending=True, stable=True)
-            hands = order.view(p, n).T
+            hands = descending_order(keys).view(p, n).T
         else:
-            hands = energies.view(n, p).argsort(dim=1, descending=True, stable=True)
-            hands = hands + torch.arange(n, device=hands.device)[:, None] * p
+            hands = torch.stack(
+                [descending_order(k) + c * p for c, k in enumerate(keys.view(n, p))]
+            )
         hands = torch.where(energies[hands] >= 0, hands, -1)
         padded = F.pad(hands, (0, self.tiles * self.size - p), value=-1)
         return padded.view(n, self.size, self.tiles).transpose(1, 2).contiguous()

@@ -10,8 +10,10 @@ struct Arguments {
 };
 
 INLINE void decompress_at(const Arguments& a, int64_t index, const Ahead& ahead) {
-    Place place = place_of(a.tiles, a.quantizer.widths, index);
-    if (place.unit >= 0) write(a.result, place.unit, decode(place, a.quantizer, a.payload), ahead);
+    Place place = place_of(a.tiles, a.quantizer, index);
+    if (place.unit < 0) return;
+    Supergroup<floats> x = decode(place, a.quantizer, a.tiles.address, a.payload);
+    write(a.result, place.unit, x, ahead);
 }
 
 INLINE Ahead ahead_of(const Arguments& a, int64_t index) {

@@ -11,9 +11,9 @@ struct Arguments {
 };
 
 INLINE void decompress_accumulate_at(const Arguments& a, int64_t index, const Ahead& ahead) {
-    Place place = place_of(a.tiles, a.quantizer.widths, index);
+    Place place = place_of(a.tiles, a.quantizer, index);
     Supergroup<floats> x = read(a.values, index, place.unit);
-    Supergroup<floats> more = decode(place, a.quantizer, a.payload);
+    Supergroup<floats> more = decode(place, a.quantizer, a.tiles.address, a.payload);
     FOR_EACH_GROUP(g) {
         if (place.width) x[g] = x[g] + more[g];
         write_sums(a.sums + index * 256 + 16 * g, x[g]);

@@ -8,20 +8,19 @@ struct Arguments {
     Tiles incoming;
     Tiles outgoing;
     Quantizer quantizer;
-    Address address;
     uint8_t* out;
 };
 
 INLINE void decompress_accumulate_recompress_at(const Arguments& a, int64_t index, const Ahead& ahead) {
-    Place from = place_of(a.incoming, a.quantizer.widths, index);
-    Place to = place_of(a.outgoing, a.quantizer.widths, index);
+    Place from = place_of(a.incoming, a.quantizer, index);
+    Place to = place_of(a.outgoing, a.quantizer, index);
     Supergroup<floats> x;
     if (to.width) {
         x = read(a.values, index, to.unit);
-        Supergroup<floats> more = decode(from, a.quantizer, a.payload);
+        Supergroup<floats> more = decode(from, a.quantizer, a.incoming.address, a.payload);
         FOR_EACH_GROUP(g) if (from.width) x[g] = x[g] + more[g];
     }
-    encode(x, to, a.quantizer, a.address, a.out, ahead);
+    encode(x, to, a.quantizer, a.outgoing.address, a.out, ahead);
 }
 
 INLINE Ahead ahead_of(const Arguments& a, int64_t index) {

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "bucket.cuh"
-#include "randomness.cuh"
+#include "rotation.cuh"
 #include "wire.cuh"
 
 // Partial sums: those in `sums` or, if that is null, this rank's own entries, brought into range.
@@ -11,6 +11,7 @@ struct Values {
     const float* factor;  // of every supergroup of the bucket, a power of two
     const float* shift;   // of every supergroup, subtracted after scaling
     float* sums;          // [tiles, size, 256]
+    Rotation rotation;    // of own entries
 };
 
 INLINE Supergroup<floats> read(const Values& values, int64_t index, int64_t unit) {
@@ -32,6 +33,7 @@ INLINE Supergroup<floats> read(const Values& values, int64_t index, int64_t unit
             x[g] = select(beyond, sixteen(0.0f), x[g]);
         }
     }
+    rotate(x, values.rotation, unit);
     return x;
 }
 
@@ -56,10 +58,11 @@ struct Result {
     const float* offset;  // of every supergroup, added after the division; NaN: contaminated
     float divisor;
     float limit;  // largest magnitude; infinity if there is none
+    Rotation rotation;
 };
 
-INLINE void write(const Result& result, int64_t unit, const Supergroup<floats>& x,
-                  const Ahead& ahead) {
+INLINE void write(const Result& result, int64_t unit, Supergroup<floats> x, const Ahead& ahead) {
+    rotate_back(x, result.rotation, unit);
     Extent extent = extent_of(result.bucket, unit);
     float inverse = 1.0f / result.factor[unit], offset = result.offset[unit];
     FOR_EACH_GROUP(g) {

@@ -122,6 +122,26 @@ INLINE Sixteen<T> lookup(const T* table, int, const ints& index) {
     return r;
 }
 
+// One word shifted left by 16 distances.
+INLINE words shifted(uint32_t x, const words& distances) {
+    words r;
+    UNROLL for (int i = 0; i < 16; ++i) r[i] = x << distances[i];
+    return r;
+}
+
+// Sums and differences at the distances 1, 2, 4 and 8.
+INLINE floats hadamard_of_group(floats x) {
+    UNROLL for (int distance = 1; distance < 16; distance *= 2) {
+        UNROLL for (int i = 0; i < 16; ++i) {
+            if (i & distance) continue;
+            float a = x[i], b = x[i + distance];
+            x[i] = a + b;
+            x[i + distance] = a - b;
+        }
+    }
+    return x;
+}
+
 INLINE float float_of_half(uint16_t x) {
     float r;
     asm("cvt.f32.f16 %0, %1;" : "=f"(r) : "h"(x));
@@ -238,6 +258,27 @@ INLINE R shuffled(V a, V b) {
         r[i] = from[i] < count ? a[from[i]] : b[from[i] - count];
     return r;
 #endif
+}
+
+INLINE words shifted(uint32_t x, words distances) { return sixteen(x) << distances; }
+
+// Sums and differences at the distances 1, 2, 4 and 8: with signs, each is one sum of two lanes.
+#define OF_OTHERS(d)                                                                              \
+    0 ^ d, 1 ^ d, 2 ^ d, 3 ^ d, 4 ^ d, 5 ^ d, 6 ^ d, 7 ^ d, 8 ^ d, 9 ^ d, 10 ^ d, 11 ^ d, 12 ^ d, \
+        13 ^ d, 14 ^ d, 15 ^ d
+template <int d>
+INLINE floats sums_and_differences(floats x) {
+    floats other = shuffled<floats, OF_OTHERS(d)>(x, x);
+    ints subtracts = (as_ints(counting()) & d) != 0;
+    return other + float_of_bits(bits_of(x) ^ (subtracts & (int32_t)0x80000000));
+}
+#undef OF_OTHERS
+
+INLINE floats hadamard_of_group(floats x) {
+    x = sums_and_differences<1>(x);
+    x = sums_and_differences<2>(x);
+    x = sums_and_differences<4>(x);
+    return sums_and_differences<8>(x);
 }
 
 typedef uint64_t longs __attribute__((vector_size(64)));

@@ -4,22 +4,21 @@
 #include "randomness.cuh"
 #include "wire.cuh"
 
-enum Rounding { NEAREST, STOCHASTIC, CORRELATED };
+enum Rounding { NEAREST, STOCHASTIC, CORRELATED, DITHERED };
+enum GroupScales { NO_GROUP_SCALES, STOCHASTICALLY, UP };
 
 struct Quantizer {
     Widths widths;
     const float* tables;
-    int32_t rounding;        // of entries
-    int32_t scales_round_up; // or else stochastically
+    int32_t rounding;      // of entries
+    int32_t group_scales;  // whether there are any, and how they are rounded
+
+    INLINE_MEMBER int group_scale_bytes() const { return group_scales == NO_GROUP_SCALES ? 0 : 16; }
 };
 
-// What a message's random numbers are a function of, besides the entry.
-struct Address {
-    uint64_t entries;       // key of this sender's words for entries
-    uint64_t group_scales;  // key of its words for group scales
-    uint64_t strata;        // key that all senders share, before the pair of ranks is folded in
-    int32_t sender, world_size;
-};
+INLINE Place place_of(const Tiles& tiles, const Quantizer& quantizer, int64_t index) {
+    return place_of(tiles, quantizer.widths, quantizer.group_scale_bytes(), index);
+}
 
 // What entries beyond this magnitude, and NaN, are taken for, so that everything below stays finite.
 #define LARGEST_MAGNITUDE 0x7B000000  // 2^119
@@ -47,7 +46,7 @@ INLINE Supergroup<ints> strata(const Address& address, int64_t unit) {
     return place;
 }
 
-// The rounding thresholds of all entries, in (0, 1).
+// The rounding thresholds of all entries, or their dithers + 1/2, in (0, 1).
 INLINE Supergroup<floats> thresholds(const Quantizer& quantizer, const Address& address,
                                      int64_t unit) {
     Supergroup<floats> u;
@@ -57,7 +56,7 @@ INLINE Supergroup<floats> thresholds(const Quantizer& quantizer, const Address& 
     }
     BlockKey key = block_key(address.entries, unit);
     FOR_EACH_GROUP(g) u[g] = uniform(random_words(key, entry_lanes(g)));
-    if (quantizer.rounding == STOCHASTIC) return u;
+    if (quantizer.rounding != CORRELATED) return u;
     Supergroup<ints> place = strata(address, unit);
     FOR_EACH_GROUP(g) {
         u[g] = (to_float(place[g]) + u[g]) / (float)address.world_size;
@@ -78,16 +77,20 @@ INLINE group_floats decoded_scale(float scale, const group_floats& codes) {
     return codes * scale / 255.0f;
 }
 
+INLINE int32_t rounded_up_to_bfloat16(int32_t bits) {
+    return (bits + 0xFFFF) & (int32_t)0xFFFF0000;
+}
+
 INLINE Scales scales_of(const group_ints& largest_bits, const Quantizer& quantizer,
                         const Address& address, int64_t unit) {
     Scales scales;
-    scales.scale = (largest_of_groups(largest_bits) + 0xFFFF) & (int32_t)0xFFFF0000;
+    scales.scale = rounded_up_to_bfloat16(largest_of_groups(largest_bits));
     float scale = float_of_bits(scales.scale);
     group_floats largest = float_of_bits(largest_bits);
     group_floats ratio = largest * 255.0f / (scale > 0.0f ? scale : 1.0f);
     group_floats zero = ratio * 0.0f, one = zero + 1.0f;
     group_floats low = to_float(to_int(ratio)), up = low + 1.0f;
-    if (quantizer.scales_round_up) {
+    if (quantizer.group_scales == UP) {
         group_floats codes = select(low < ratio, up, low);
         codes = select(codes < 1.0f, one, codes);
         scales.codes = select(largest > 0.0f, codes, zero);
@@ -102,12 +105,17 @@ INLINE Scales scales_of(const group_ints& largest_bits, const Quantizer& quantiz
     return scales;
 }
 
+// |x| / divisor, at most 1.
+INLINE floats ratio_of(const floats& x, float divisor) {
+    floats ratio = float_of_bits(magnitude_bits(x)) / divisor;
+    return select(ratio > 1.0f, sixteen(1.0f), ratio);
+}
+
 // The codes of a group of entries: the level below or above, in value space, so that correlated
 // errors of opposite signs do not reinforce.
 INLINE ints quantized(const floats& x, float divisor, const Width& width, const float* tables,
                       floats u) {
-    floats ratio = float_of_bits(magnitude_bits(x)) / divisor;
-    ratio = select(ratio > 1.0f, sixteen(1.0f), ratio);
+    floats ratio = ratio_of(x, divisor);
     ints negative = x < 0.0f;
     if (width.bits() == 1) {
         floats signed_ratio = select(negative, 0.0f - ratio, ratio);
@@ -129,13 +137,105 @@ INLINE ints quantized(const floats& x, float divisor, const Width& width, const 
     return select(negative, width.top() - index, width.top() + index);
 }
 
+// What dithered codes are made with, and what turns them back: dynamiq/kernels/dither.py.
+struct Expansion {
+    float half, alpha, kappa;
+};
+
+INLINE Expansion expansion_of(const Width& width, const Quantizer& quantizer) {
+    const float* numbers = quantizer.tables + width.values;
+    return {numbers[0], numbers[1], numbers[2]};
+}
+
+// The z in [-1, 1] with 0.6 z + 0.4 z^3 = t, by two steps of Newton's method.
+INLINE floats companded(const floats& t) {
+    floats z = t / (float_of_bits(bits_of(t) & 0x7FFFFFFF) * 0.4f + 0.6f);
+    UNROLL for (int i = 0; i < 2; ++i) {
+        floats square = z * z;
+        z = (square * z * 2.0f + t * 2.5f) / (square * 3.0f + 1.5f);
+    }
+    return z;
+}
+
+INLINE ints dithered_codes(const floats& x, float divisor, const Width& width,
+                           const Expansion& expansion, const floats& u) {
+    floats ratio = ratio_of(x, divisor);
+    ints sign = bits_of(x) & (int32_t)0x80000000;
+    floats t = float_of_bits(bits_of(ratio) | select(x < 0.0f, sign, sign ^ sign));
+    ints code = to_int(companded(t) * expansion.half + expansion.half + u);
+    int top = (1 << width.bits()) - 1;
+    code = select(code > top, sixteen(top), code);
+    return select(code < 0, sixteen(0), code);
+}
+
+INLINE floats dithered_values(const ints& codes, const Expansion& expansion, const floats& u) {
+    floats y = (to_float(codes) - expansion.half) + (0.5f - u);
+    return y * (y * y * expansion.kappa + expansion.alpha);
+}
+
+// The codes of a supergroup. Templates, so that loops over groups have no branches.
+template <bool dithered, bool grouped>
+INLINE void write_codes(const Supergroup<floats>& x, float scale, const group_floats& divisors,
+                        const Place& place, const Width& width, const Quantizer& quantizer,
+                        const Address& address, uint16_t* codes, const Ahead& ahead) {
+    const int bits = width.bits();
+    if (dithered) {
+        const Expansion expansion = expansion_of(width, quantizer);
+        BlockKey key = block_key(address.entries, place.unit);
+        FOR_EACH_GROUP(g) {
+            floats u = uniform(random_words(key, entry_lanes(g)));
+            float divisor = grouped ? of_group(divisors, g) : scale;
+            pack(dithered_codes(x[g], divisor, width, expansion, u), bits, codes + bits * g);
+            ahead.fetch(g);
+        }
+    } else {
+        const float* tables = quantizer.tables;
+        Supergroup<floats> u = thresholds(quantizer, address, place.unit);
+        FOR_EACH_GROUP(g) {
+            float divisor = grouped ? of_group(divisors, g) : scale;
+            pack(quantized(x[g], divisor, width, tables, u[g]), bits, codes + bits * g);
+            ahead.fetch(g);
+        }
+    }
+}
+
+template <bool dithered, bool grouped>
+INLINE void read_codes(const uint16_t* codes, float scale, const group_floats& scales,
+                       const Place& place, const Width& width, const Quantizer& quantizer,
+                       const Address& address, Supergroup<floats>& x) {
+    const int bits = width.bits();
+    if (dithered) {
+        const Expansion expansion = expansion_of(width, quantizer);
+        BlockKey key = block_key(address.entries, place.unit);
+        FOR_EACH_GROUP(g) {
+            floats u = uniform(random_words(key, entry_lanes(g)));
+            ints group = unpack(codes + bits * g, bits);
+            x[g] = dithered_values(group, expansion, u) * (grouped ? of_group(scales, g) : scale);
+        }
+    } else {
+        const float* values = quantizer.tables + width.values;
+        FOR_EACH_GROUP(g) {
+            ints group = unpack(codes + bits * g, bits);
+            x[g] = lookup(values, 1 << bits, group) * (grouped ? of_group(scales, g) : scale);
+        }
+    }
+}
+
+#define CHOOSE(dithered, grouped, function, ...)                                                  \
+    if (dithered) {                                                                               \
+        if (grouped) function<true, true>(__VA_ARGS__);                                           \
+        else function<true, false>(__VA_ARGS__);                                                  \
+    } else {                                                                                      \
+        if (grouped) function<false, true>(__VA_ARGS__);                                          \
+        else function<false, false>(__VA_ARGS__);                                                 \
+    }
+
 // Write a supergroup's part of a payload.
 INLINE void encode(const Supergroup<floats>& x, const Place& place, const Quantizer& quantizer,
                    const Address& address, uint8_t* payload, const Ahead& ahead) {
     FOR_EACH_PART(i, place.slack_end - place.slack) payload[place.slack + i] = 0;
     if (!place.width) return;
     const Width width = *place.width;  // not read again after each byte that is written
-    const float* tables = quantizer.tables;
     SHARED(Codes, codes);
     expect_writes(payload, place, width.bits());
     if (width.bits() == 16) {
@@ -147,18 +247,20 @@ INLINE void encode(const Supergroup<floats>& x, const Place& place, const Quanti
     } else {
         Supergroup<ints> magnitudes;
         FOR_EACH_GROUP(g) magnitudes[g] = magnitude_bits(x[g]);
-        Scales scales =
-            scales_of(largest_of_each(magnitudes), quantizer, address, place.unit);
-        Supergroup<floats> u = thresholds(quantizer, address, place.unit);
-        FOR_EACH_GROUP(g) {
-            float divisor = of_group(scales.divisor, g);
-            ints group = quantized(x[g], divisor, width, tables, u[g]);
-            pack(group, width.bits(), codes.words + width.bits() * g);
-            ahead.fetch(g);
+        const bool grouped = quantizer.group_scales != NO_GROUP_SCALES;
+        Scales scales = {};
+        if (grouped) {
+            scales = scales_of(largest_of_each(magnitudes), quantizer, address, place.unit);
+            write_bytes(payload + place.group_scales, to_int(scales.codes));
+        } else {
+            scales.scale = rounded_up_to_bfloat16(largest_of_all(magnitudes));
         }
-        write_bytes(payload + place.group_scales, to_int(scales.codes));
-        uint16_t scale = (uint16_t)((uint32_t)scales.scale >> 16);
-        if (is_speaker()) copy_word(payload + place.scale, scale);
+        float scale = float_of_bits(scales.scale);
+        scale = scale > 0.0f ? scale : 1.0f;
+        CHOOSE(quantizer.rounding == DITHERED, grouped, write_codes, x, scale, scales.divisor, place,
+               width, quantizer, address, codes.words, ahead)
+        uint16_t bfloat16 = (uint16_t)((uint32_t)scales.scale >> 16);
+        if (is_speaker()) copy_word(payload + place.scale, bfloat16);
     }
     synchronize();
     copy(payload + place.codes, (const uint8_t*)codes.words, code_bytes(width.bits()));
@@ -166,7 +268,7 @@ INLINE void encode(const Supergroup<floats>& x, const Place& place, const Quanti
 
 // Read a supergroup's part of a payload; zeros if it has none.
 INLINE Supergroup<floats> decode(const Place& place, const Quantizer& quantizer,
-                                 const uint8_t* payload) {
+                                 const Address& address, const uint8_t* payload) {
     Supergroup<floats> x;
     if (!place.width) {
         FOR_EACH_GROUP(g) x[g] = sixteen(0.0f);
@@ -185,12 +287,11 @@ INLINE Supergroup<floats> decode(const Place& place, const Quantizer& quantizer,
         return x;
     }
     float scale = float_of_bits((int32_t)((uint32_t)word_at(payload + place.scale) << 16));
-    group_floats group_scales =
-        decoded_scale(scale, to_float(bytes_at(payload + place.group_scales)));
-    FOR_EACH_GROUP(g) {
-        ints group = unpack(codes.words + width.bits() * g, width.bits());
-        const float* values = quantizer.tables + width.values;
-        x[g] = lookup(values, 1 << width.bits(), group) * of_group(group_scales, g);
-    }
+    const bool grouped = quantizer.group_scales != NO_GROUP_SCALES;
+    group_floats scales = {};
+    if (grouped) scales = decoded_scale(scale, to_float(bytes_at(payload + place.group_scales)));
+    CHOOSE(quantizer.rounding == DITHERED, grouped, read_codes, codes.words, scale, scales, place,
+           width, quantizer, address, x)
     return x;
 }
+#undef CHOOSE

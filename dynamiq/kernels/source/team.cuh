@@ -73,6 +73,10 @@ INLINE int32_t largest_of_groups(group_ints x) {
     return x;
 }
 
+INLINE int32_t largest_of_all(const Supergroup<ints>& x) {
+    return largest_of_groups(largest(x.own));
+}
+
 // Threads at a distance of `half` exchange halves of what they hold, and add.
 template <int half>
 INLINE void add_halves(float* v) {
@@ -95,6 +99,17 @@ INLINE float tree_sum(const Supergroup<floats>& x) {
     add_halves<1>(v);
     UNROLL for (int distance = 8; distance; distance /= 2) v[0] = v[0] + exchange(v[0], distance);
     return v[0];
+}
+
+// Sums and differences at the distances of 1, 2, 4 and 8 groups.
+INLINE void hadamard_of_groups(Supergroup<floats>& x) {
+    UNROLL for (int distance = 1; distance < 16; distance *= 2) {
+        bool subtracts = own_lane() & distance;
+        UNROLL for (int i = 0; i < 16; ++i) {
+            float other = exchange(x.own[i], distance);
+            x.own[i] = other + (subtracts ? -x.own[i] : x.own[i]);
+        }
+    }
 }
 
 // One byte of each group, from and to 16 bytes.
@@ -184,6 +199,12 @@ INLINE group_ints largest_of_each(const Supergroup<ints>& x) {
 
 INLINE int32_t largest_of_groups(group_ints x) { return largest(x); }
 
+INLINE int32_t largest_of_all(const Supergroup<ints>& x) {
+    ints m = x[0];
+    for (int g = 1; g < 16; ++g) m = m > x[g] ? m : x[g];
+    return largest(m);
+}
+
 INLINE float tree_sum(const Supergroup<floats>& x) {
     floats sums[8];
     for (int g = 0; g < 8; ++g) sums[g] = x[g] + x[g + 8];
@@ -194,6 +215,17 @@ INLINE float tree_sum(const Supergroup<floats>& x) {
     for (int half = 8; half; half /= 2)
         for (int i = 0; i < half; ++i) v[i] = v[i] + v[i + half];
     return v[0];
+}
+
+INLINE void hadamard_of_groups(Supergroup<floats>& x) {
+    for (int distance = 1; distance < 16; distance *= 2) {
+        for (int g = 0; g < 16; ++g) {
+            if (g & distance) continue;
+            floats a = x[g], b = x[g + distance];
+            x[g] = a + b;
+            x[g + distance] = a - b;
+        }
+    }
 }
 
 typedef uint8_t bytes __attribute__((vector_size(16)));

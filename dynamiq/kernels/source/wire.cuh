@@ -1,7 +1,7 @@
 // Where a byte of a payload is, as dynamiq/kernels/wire.py says, and how codes become bits.
 #pragma once
 
-#include "team.cuh"
+#include "randomness.cuh"
 
 // One width that a format uses, and where its tables begin (quantizer.cuh).
 struct Width {
@@ -26,12 +26,21 @@ struct Widths {
     int64_t count;
 };
 
+// What a message's random numbers are a function of, besides the entry.
+struct Address {
+    uint64_t entries;       // key of this sender's words for entries
+    uint64_t group_scales;  // key of its words for group scales
+    uint64_t strata;        // key that all senders share, before the pair of ranks is folded in
+    int32_t sender, world_size;
+};
+
 // The tiles of one message. Rows of `units` have `size` places, -1 where there is no supergroup.
 struct Tiles {
     const int64_t* units;
     const int64_t* cuts;     // per tile and width: how many supergroups have at least that many bits
     const int64_t* offsets;  // bytes; the payload begins at offsets[0]
     int64_t size;
+    Address address;
 };
 
 // One supergroup of a payload.
@@ -44,7 +53,8 @@ struct Place {
 
 INLINE int64_t code_bytes(int bits) { return 32 * bits; }
 
-INLINE Place place_of(const Tiles& tiles, const Widths& widths, int64_t index) {
+INLINE Place place_of(const Tiles& tiles, const Widths& widths, int group_scale_bytes,
+                      int64_t index) {
     int64_t tile = quotient(index, tiles.size), position = index - tile * tiles.size;
     const int64_t* cuts = tiles.cuts + tile * widths.count;
     int64_t begin = tiles.offsets[tile] - tiles.offsets[0];
@@ -66,9 +76,9 @@ INLINE Place place_of(const Tiles& tiles, const Widths& widths, int64_t index) {
         if (bits == 16) unscaled = cuts[i];
     }
     int64_t scaled = wider - unscaled, before = position - unscaled;
-    place.group_scales = begin + bytes + before * 16;
-    place.scale = begin + bytes + scaled * 16 + before * 2;
-    int64_t used = begin + bytes + scaled * 18, spare = end - used;
+    place.group_scales = begin + bytes + before * group_scale_bytes;
+    place.scale = begin + bytes + scaled * group_scale_bytes + before * 2;
+    int64_t used = begin + bytes + scaled * (group_scale_bytes + 2), spare = end - used;
     int64_t share = quotient(spare + tiles.size - 1, tiles.size);
     int64_t slack = share * position, slack_end = slack + share;
     place.slack = used + (slack < spare ? slack : spare);

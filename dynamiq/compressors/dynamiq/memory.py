@@ -1,0 +1,203 @@
+"""What one call tells the next: bytes per hop, and how ranks and entries are alike.
+
+Sizes of messages must be known before the data, so a hop's share follows from what earlier calls
+with the same key have seen. Each rank measures its own slice of a result; the sums over ranks
+travel with the next call's statistics, so that all ranks know the same numbers, bit for bit.
+
+The correlation of ranks and the shape of entries differ from large supergroups to small ones;
+both are measured by bands of the order of energies.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from dynamiq.compressors.dynamiq.errors import band_errors, noise_peaks, shape_of, shipped_errors
+from dynamiq.compressors.dynamiq.geometry import Capacities
+from dynamiq.core.compressor import State
+from dynamiq.kernels import ops
+from dynamiq.kernels.operands import Bucket, entries_of
+from dynamiq.kernels.rotation import rotate
+from dynamiq.kernels.wire import SUPERGROUP, GroupScales, Quantizer
+
+BAND_EDGES = (1 / 64, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 7 / 8, 15 / 16)
+"""Where bands end, as shares of the supergroups in the order of their energies."""
+BANDS = len(BAND_EDGES) + 1
+OBSERVATIONS = 5 * BANDS
+"""Numbers that a rank measures: for each band the result's energy, three sums of shapes, and of
+how many supergroups."""
+_CORRELATIONS = tuple(x / 64 for x in (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64))
+_PEAKS = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0)
+_TYPICAL_BITS = 4
+"""The width at which errors are compared."""
+_CLEAR = 2.0
+"""Noise relative to the energy of entries up to which a band's result says something of ρ."""
+_UNKNOWN = 0.5
+"""ρ of a band that is mostly noise: too small a value would let noise grow unchecked."""
+_SAMPLE = 64
+"""Supergroups whose shape a rank looks at."""
+_LARGEST = 2.0**100
+
+
+def bands_of(size: int, device: torch.device) -> Tensor:
+    """Return int64[size], the band of each of so many rows."""
+    places = (torch.arange(size, device=device, dtype=torch.float64) + 0.5) / max(1, size)
+    edges = torch.tensor(BAND_EDGES, dtype=torch.float64, device=device)
+    return torch.searchsorted(edges, places, right=True)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What all ranks know from earlier calls.
+
+    Attributes:
+        totals: Bytes of a full tile, by deal and class of hops; () before the first call.
+        full: What these were for: supergroups of a full tile, and its mean bytes, by deal.
+        correlation: float64[bands], ρ: the mean correlation between ranks.
+        shapes: float64[bands, 3], as :class:`dynamiq.compressors.dynamiq.errors.Shape`; zeros
+            where nothing is known.
+        energy: float64[bands], of the previous call's entries, summed over ranks.
+        noise: float64[bands], that the previous call's result should have.
+    """
+
+    totals: tuple[tuple[int, ...], ...] = ()
+    full: tuple[tuple[int, int], ...] = ()
+    correlation: Tensor = field(default_factory=lambda: _zeros(BANDS))
+    shapes: Tensor = field(default_factory=lambda: _zeros(BANDS, 3))
+    energy: Tensor = field(default_factory=lambda: _zeros(BANDS))
+    noise: Tensor = field(default_factory=lambda: _zeros(BANDS))
+
+    @classmethod
+    def of(cls, shared: Mapping[str, Tensor]) -> "Memory":
+        """Read what :meth:`shared` wrote."""
+        if not shared:
+            return cls()
+        totals, full = (
+            tuple(tuple(row) for row in shared[name].tolist()) for name in ("totals", "full")
+        )
+        bands = shared["bands"]
+        return cls(totals, full, bands[:, 0], bands[:, 1:4], *bands[:, 4:].unbind(1))
+
+    def shared(self) -> dict[str, Tensor]:
+        """Return it as tensors on the CPU, int64 and float64."""
+        ends = torch.stack([self.energy, self.noise], dim=1)
+        bands = torch.cat([self.correlation[:, None], self.shapes, ends], dim=1)
+        return {
+            "totals": torch.tensor(self.totals),
+            "full": torch.tensor(self.full),
+            "bands": bands,
+        }
+
+    def alike(self, quantizer: Quantizer) -> list[tuple[float, float]]:
+        """Return ρ and π by band, each the nearest of a few, as what depends on them takes long."""
+        pi = noise_peaks(quantizer, self.shapes)
+        return [
+            (min(_CORRELATIONS, key=lambda c: abs(c - rho)), min(_PEAKS, key=lambda c: abs(c - p)))
+            for rho, p in zip(self.correlation.tolist(), pi.tolist(), strict=True)
+        ]
+
+    def roughness(self, quantizer: Quantizer) -> Tensor:
+        """Return float64[bands]: by how much errors are greater than Gaussian entries'."""
+        widths = quantizer.widths
+        typical = min(range(len(widths)), key=lambda i: abs(widths[i] - _TYPICAL_BITS))
+        errors = band_errors(quantizer, self.shapes)[:, typical]
+        return errors / shipped_errors(quantizer)[typical]
+
+    def totals_for(self, capacities: Capacities) -> tuple[tuple[int, ...], ...]:
+        """Return the totals if they were decided for such tiles, or else ()."""
+        return self.totals if self.full == capacities.full else ()
+
+    def learned(self, observed: Tensor, world_size: int) -> "Memory":
+        """Return what is known with the sums over ranks of what they measured.
+
+        Args:
+            observed: float32[OBSERVATIONS].
+            world_size: Ranks.
+        """
+        numbers = observed.cpu().double().view(BANDS, 5)
+        norm, shapes, counts = numbers[:, 0], numbers[:, 1:4], numbers[:, 4:]
+        known = (self.energy > 0) & (norm > 0)
+        ratio = (norm - self.noise) / torch.where(known, self.energy, 1.0)
+        measured = ((ratio - 1.0) / (world_size - 1)).clamp(0.0, 1.0).tolist()
+        correlation = self.correlation.tolist()
+        for band, clear in enumerate((known & (self.noise <= _CLEAR * self.energy)).tolist()):
+            if clear:
+                correlation[band] = measured[band]
+            elif band and known[band]:
+                correlation[band] = _UNKNOWN
+        return replace(
+            self,
+            correlation=torch.tensor(correlation, dtype=torch.float64),
+            shapes=torch.where(counts > 0, shapes / counts.clamp(min=1.0), self.shapes),
+        )
+
+
+@dataclass(frozen=True)
+class Past:
+    """What a call begins with.
+
+    Attributes:
+        state: The state before the call.
+        observed: float32[OBSERVATIONS], summed over ranks: what they measured of the call before;
+            empty if this call's recipe asks for nothing.
+        memory: What the shared state says.
+    """
+
+    state: State
+    observed: Tensor
+    memory: Memory
+
+
+@dataclass(frozen=True)
+class Slice:
+    """This rank's part of a result: what it measures.
+
+    Attributes:
+        entries: The slice, divided by ``divisor``.
+        divisor: What the sum over ranks was divided by.
+        bands: int64[s], of its supergroups.
+        rotated: Whether shapes are those of rotated supergroups.
+        group_scales: Of the quantiser.
+    """
+
+    entries: Tensor
+    divisor: int
+    bands: Tensor
+    rotated: bool
+    group_scales: GroupScales | None
+
+    def observe(self) -> Tensor:
+        """Return float32[OBSERVATIONS]; what is not finite is left out."""
+        entries = entries_of(self.entries)
+        observed = torch.zeros(BANDS, 5, dtype=torch.float64, device=entries.device)
+        if entries.numel():
+            slices = torch.tensor([0, entries.numel()], device=entries.device)
+            bucket = Bucket(entries, slices, -(-entries.numel() // SUPERGROUP))
+            energy = ops.statistics(bucket, 1)[0].double()
+            energy = torch.where(energy.isfinite(), energy, 0.0) * self.divisor**2
+            observed[:, 0].index_add_(0, self.bands[: len(energy)], energy.clamp(max=_LARGEST))
+        whole = entries.numel() // SUPERGROUP
+        if whole:
+            stride = -(-whole // _SAMPLE)
+            sample = entries[: whole * SUPERGROUP].view(-1, SUPERGROUP)[::stride]
+            shapes, known = self._shapes(sample.float())
+            bands = self.bands[:whole:stride]
+            observed[:, 1:4].index_add_(0, bands, shapes)
+            observed[:, 4].index_add_(0, bands, known)
+        return observed.view(-1).float()
+
+    def _shapes(self, sample: Tensor) -> tuple[Tensor, Tensor]:
+        """Return float64[k, 3] shapes, zeros where there are none, and float64[k] where."""
+        largest = sample.abs().amax(1, keepdim=True)
+        sample = sample / torch.where(largest > 0, largest, 1.0)
+        if self.rotated:
+            sample = rotate(sample, torch.arange(len(sample), device=sample.device), 0)
+        shapes = shape_of(sample, self.group_scales)
+        known = shapes.isfinite().all(1)
+        return torch.where(known[:, None], shapes, 0.0), known.double()
+
+
+def _zeros(*shape: int) -> Tensor:
+    return torch.zeros(*shape, dtype=torch.float64)
