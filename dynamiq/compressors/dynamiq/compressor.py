@@ -1,5 +1,7 @@
 """DynamiQ as a description: what can be chosen, and the statistics that decide the rest."""
 
+from dataclasses import replace
+from functools import lru_cache
 from typing import Any, Literal, Self
 
 import torch
@@ -146,13 +148,9 @@ class DynamiQCompressor(Compressor):
     @property
     def quantizer(self) -> Quantizer:
         """Levels and roundings as the kernels take them."""
-        epsilon = {4: self.epsilon_4, 8: self.epsilon_8}
-        has_levels = self.rounding != "dithered"
-        levels = tuple(
-            exponential_levels(w, epsilon.get(w, 0.0)) if w < LEVELLED_BELOW and has_levels else ()
-            for w in self.widths
+        return _quantizer(
+            self.widths, self.rounding, self.group_scales, (self.epsilon_4, self.epsilon_8)
         )
-        return Quantizer(self.widths, levels, self.rounding, self.group_scales)
 
     def unit(self, numel: int, world_size: int) -> int:
         """The supergroup."""
@@ -203,7 +201,10 @@ class DynamiQCompressor(Compressor):
         if not self.hop_aware or not spectrum.is_finite:
             return past.state
         layout, call = encoding.layout, encoding.call
-        memory = past.memory.learned(past.observed, encoding.decision.problem.model.world_size)
+        model = encoding.decision.problem.model
+        memory = past.memory.learned(past.observed, model.world_size)
+        if not past.memory.is_due:
+            return State(replace(memory, calls=memory.calls + 1).shared())
         memory = encoding.decision.next_memory(memory)
         start, stop = layout.slice_bounds(work.rank)
         first = work.rank * layout.positions
@@ -231,6 +232,22 @@ class DynamiQCompressor(Compressor):
         budget -= crossings * of_statistics / max(1, layout.units)
         capacities = Capacities.of(deal, sizes, budget, device)
         return Problem(self, deal, HopModel.of(schedule, call.gather), capacities)
+
+
+@lru_cache(maxsize=64)
+def _quantizer(
+    widths: tuple[int, ...],
+    rounding: Rounding,
+    group_scales: GroupScales | None,
+    epsilons: tuple[float, float],
+) -> Quantizer:
+    epsilon = dict(zip((4, 8), epsilons, strict=True))
+    has_levels = rounding != "dithered"
+    levels = tuple(
+        exponential_levels(w, epsilon.get(w, 0.0)) if w < LEVELLED_BELOW and has_levels else ()
+        for w in widths
+    )
+    return Quantizer(widths, levels, rounding, group_scales)
 
 
 _PAPER = {

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dynamiq.compressors.dynamiq.allocation import Steps, fill
-from dynamiq.compressors.dynamiq.errors import band_errors, noise_peaks, shipped_errors
+from dynamiq.compressors.dynamiq.errors import band_errors, noise_peaks, roughness, shipped_errors
 from dynamiq.compressors.dynamiq.geometry import Capacities
 from dynamiq.compressors.dynamiq.hops import HopModel
 from dynamiq.compressors.dynamiq.memory import BANDS, Memory, bands_of
@@ -56,33 +56,9 @@ class Problem:
         nbytes = tuple(supergroup_bytes(w, quantizer.group_scales) for w in quantizer.widths)
         return Widths(nbytes, errors)
 
-    def steps(self, memory: Memory, device: torch.device) -> Steps:
-        """Return what steps are worth and cost; a recipe that is not hop-aware has one class.
-
-        Args:
-            memory: What is known of the entries.
-            device: Of the steps.
-        """
-        if self.compressor.hop_aware:
-            alike = memory.alike(self.compressor.quantizer)
-            bands = [joint_worth(self.model, self.widths, *band) for band in alike]
-            worth = torch.stack(bands, dim=2)[:, :, bands_of(self.deal.size, torch.device("cpu"))]
-            transfers = [c.transfers for c in self.model.classes[: self.model.sent]]
-        else:
-            alone = torch.tensor(separable_worth(self.widths), dtype=torch.float64)
-            worth = alone[None, :, None].expand(1, -1, self.deal.size)
-            transfers = [1]
-        sizes = self.widths.bytes
-        costs = [sizes[0], *(b - a for a, b in pairwise(sizes))]
-        return Steps(
-            worth.to(device),
-            torch.tensor(costs, device=device),
-            torch.tensor(transfers, device=device),
-        )
-
     def totals(self, weights: Tensor, memory: Memory) -> tuple[tuple[int, ...], ...]:
         """Return the bytes of a full tile, by deal and class, that are best for a spectrum."""
-        steps = self.steps(memory, weights.device)
+        steps = _steps(self, memory.alike(self.compressor.quantizer), weights.device)
         least, grain = self.widths.bytes[0], self.capacities.grain
         rows, mean = torch.tensor(self.capacities.full).to(weights.device).unbind(1)
         # Rows without energy may have some in the next call, and need room for the narrowest width.
@@ -93,6 +69,30 @@ class Problem:
         ]
         totals = torch.maximum(totals // grain * grain, rows[:, None] * least)
         return tuple(tuple(row) for row in totals.tolist())
+
+
+@lru_cache(maxsize=256)
+def _steps(problem: Problem, alike: tuple[tuple[float, float], ...], device: torch.device) -> Steps:
+    """Return what steps are worth and cost; a recipe that is not hop-aware has one class.
+
+    Args:
+        problem: Hops and widths.
+        alike: ρ and π by band.
+        device: Of the steps.
+    """
+    if problem.compressor.hop_aware:
+        bands = [joint_worth(problem.model, problem.widths, *band) for band in alike]
+        of_rows = bands_of(problem.deal.size, torch.device("cpu"))
+        worth = torch.stack(bands, dim=2)[:, :, of_rows]
+        transfers = [c.transfers for c in problem.model.classes[: problem.model.sent]]
+    else:
+        alone = torch.tensor(separable_worth(problem.widths), dtype=torch.float64)
+        worth = alone[None, :, None].expand(1, -1, problem.deal.size)
+        transfers = [1]
+    sizes = problem.widths.bytes
+    costs = [sizes[0], *(b - a for a, b in pairwise(sizes))]
+    tables = (worth, torch.tensor(costs), torch.tensor(transfers))
+    return Steps(*(table.to(device) for table in tables))
 
 
 @lru_cache(maxsize=64)
@@ -133,7 +133,8 @@ class Decision:
         self._energy = self._summed(places).cummin(1).values
         self._tempering = self._tempering_of(places)
         self.totals = memory.totals_for(problem.capacities) or first_totals(problem)
-        steps = problem.steps(memory, self.units.device)
+        alike = memory.alike(problem.compressor.quantizer)
+        steps = _steps(problem, alike, self.units.device)
         totals = [row[: len(steps.transfers)] for row in self.totals]
         room = torch.tensor(totals, device=self.units.device)
         taken = fill(self._weights(memory), room, steps, shared=False)
@@ -157,6 +158,7 @@ class Decision:
             full=self.problem.capacities.full,
             energy=self._by_band(raw),
             noise=self._by_band(self._expected(raw)[0]),
+            calls=memory.calls + 1,
         )
 
     def bands_of_units(self) -> Tensor:
@@ -189,12 +191,14 @@ class Decision:
     def _by_band(self, rows: Tensor) -> Tensor:
         """Return float64[bands], sums of float64[deals, r], on the CPU."""
         band = bands_of(rows.shape[1], rows.device)
-        sums = [tree_sum(torch.where(band == b, rows, 0.0).view(-1)) for b in range(BANDS)]
-        return torch.stack(sums).cpu()
+        of_each = torch.where(
+            band == torch.arange(BANDS, device=band.device)[:, None, None], rows, 0
+        )
+        return tree_sum(of_each.view(BANDS, -1)).cpu()
 
     def _weights(self, memory: Memory) -> Tensor:
         """Return float64[deals, r], what a row's errors count: descending."""
-        rough = memory.roughness(self.problem.compressor.quantizer).to(self.units.device)
+        rough = roughness(self.problem.compressor.quantizer, memory.shapes).to(self.units.device)
         rough = rough[bands_of(self.problem.deal.size, self.units.device)]
         return self._energy * self._tempering * rough
 

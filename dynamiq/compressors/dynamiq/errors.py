@@ -1,10 +1,11 @@
 """How large the error of each width is: the relative squared error e of one quantisation.
 
-Shipped for supergroups of independent Gaussian entries, which rotated ones nearly are. Dithered
-codes also have a closed form for any distribution, from three numbers, the *shape*: means over
-supergroups of Σ (s z^k)² over their energy, where s is an entry's scale and z its companded share
-of the scale, for k = 0, 1 and 2.
+Shipped for supergroups of independent entries. Dithered codes have a closed form for entries of
+any distribution, from three numbers, the *shape*: means over supergroups of Σ (s z^k)² over their
+energy, where s is an entry's scale and z its companded share of the scale, for k = 0, 1 and 2.
 """
+
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -16,6 +17,9 @@ from dynamiq.kernels.wire import GROUP, GROUPS, GroupScales, Quantizer
 # Measured: python -m evaluation.relative_errors
 GAUSSIAN_SHAPES = {False: (9.48, 1.712, 0.677), True: (4.58, 1.388, 0.833)}
 """Of supergroups of Gaussian entries, without and with group scales."""
+ASSUMED_SHAPES = {False: GAUSSIAN_SHAPES[False], True: (6.51, 1.379, 0.830)}
+"""Before anything is measured: rotated entries are Gaussian; those of groups are taken for Laplace's
+distribution, for gradients are more peaked than Gaussian."""
 GAUSSIAN_ERRORS = {
     ("stochastic", False): (
         *(8.48, 1.44, 0.175, 0.0236, 7.00e-3),
@@ -35,15 +39,18 @@ GAUSSIAN_ERRORS = {
     ),
 }
 """e at 1 to 10 bits, by rounding and whether there are group scales, at the default levels."""
+_TYPICAL_BITS = 4
+"""The width at which the errors of shapes are compared."""
 BFLOAT16_ERROR = 5.53e-6
 """e of 16 bits."""
 
 
+@cache
 def shipped_errors(quantizer: Quantizer) -> tuple[float, ...]:
-    """Return e of each of the quantiser's widths for Gaussian entries."""
+    """Return e of each of the quantiser's widths, before anything is known of the entries."""
     has_groups = quantizer.group_scales is not None
     if quantizer.rounding == "dithered":
-        shape = torch.tensor(GAUSSIAN_SHAPES[has_groups], dtype=torch.float64)
+        shape = torch.tensor(ASSUMED_SHAPES[has_groups], dtype=torch.float64)
         return tuple(_dithered_error(w, shape).item() for w in quantizer.widths)
     rounding = "nearest" if quantizer.rounding == "nearest" else "stochastic"
     table = GAUSSIAN_ERRORS[rounding, has_groups]
@@ -53,6 +60,21 @@ def shipped_errors(quantizer: Quantizer) -> tuple[float, ...]:
 PEAKS = {False: 1.9, True: 1.3}
 """π of dithered codes of all widths, without and with group scales: along rings of 8 ranks of
 Gaussian entries."""
+
+
+def roughness(quantizer: Quantizer, shapes: Tensor) -> Tensor:
+    """Return float64[k]: how much greater errors are than shipped ones.
+
+    Args:
+        quantizer: Only dithered codes have shapes; for others it is 1.
+        shapes: float64[k, 3]; zeros where nothing is known.
+    """
+    if quantizer.rounding != "dithered":
+        return torch.ones(len(shapes), dtype=torch.float64)
+    typical = min(quantizer.widths, key=lambda width: abs(width - _TYPICAL_BITS))
+    assumed = shipped_errors(quantizer)[quantizer.widths.index(typical)]
+    errors = _dithered_error(typical, shapes) / assumed
+    return torch.where(shapes[:, 0] > 0, errors, 1.0)
 
 
 def noise_peaks(quantizer: Quantizer, shapes: Tensor) -> Tensor:
@@ -66,7 +88,7 @@ def noise_peaks(quantizer: Quantizer, shapes: Tensor) -> Tensor:
         return torch.ones(len(shapes), dtype=torch.float64)
     has_groups = quantizer.group_scales is not None
     gaussian = GAUSSIAN_SHAPES[has_groups][0]
-    zeroth = torch.where(shapes[:, 0] > 0, shapes[:, 0], gaussian)
+    zeroth = torch.where(shapes[:, 0] > 0, shapes[:, 0], ASSUMED_SHAPES[has_groups][0])
     return PEAKS[has_groups] * gaussian / zeroth
 
 
@@ -75,7 +97,7 @@ def band_errors(quantizer: Quantizer, shapes: Tensor) -> Tensor:
 
     Args:
         quantizer: Its widths, and its rounding: only dithered codes have shapes.
-        shapes: float64[k, 3]; zeros where nothing is known, which is taken for Gaussian.
+        shapes: float64[k, 3]; zeros where nothing is known.
     """
     shipped = torch.tensor(shipped_errors(quantizer), dtype=torch.float64)
     if quantizer.rounding != "dithered":

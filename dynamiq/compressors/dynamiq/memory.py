@@ -10,11 +10,12 @@ both are measured by bands of the order of energies.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from dynamiq.compressors.dynamiq.errors import band_errors, noise_peaks, shape_of, shipped_errors
+from dynamiq.compressors.dynamiq.errors import noise_peaks, shape_of
 from dynamiq.compressors.dynamiq.geometry import Capacities
 from dynamiq.core.compressor import State
 from dynamiq.kernels import ops
@@ -26,21 +27,22 @@ BAND_EDGES = (1 / 64, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 7 / 8, 15 / 16)
 """Where bands end, as shares of the supergroups in the order of their energies."""
 BANDS = len(BAND_EDGES) + 1
 OBSERVATIONS = 5 * BANDS
-"""Numbers that a rank measures: for each band the result's energy, three sums of shapes, and of
-how many supergroups."""
+"""Numbers that a rank measures: for each band the result's energy, three sums of shapes weighted
+by energy, and the sum of weights."""
 _CORRELATIONS = tuple(x / 64 for x in (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64))
 _PEAKS = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0)
-_TYPICAL_BITS = 4
-"""The width at which errors are compared."""
 _CLEAR = 2.0
 """Noise relative to the energy of entries up to which a band's result says something of ρ."""
 _UNKNOWN = 0.5
 """ρ of a band that is mostly noise: too small a value would let noise grow unchecked."""
+_FIRST, _EVERY = 4, 8
+"""Calls that are learned from."""
 _SAMPLE = 64
 """Supergroups whose shape a rank looks at."""
 _LARGEST = 2.0**100
 
 
+@lru_cache(maxsize=64)
 def bands_of(size: int, device: torch.device) -> Tensor:
     """Return int64[size], the band of each of so many rows."""
     places = (torch.arange(size, device=device, dtype=torch.float64) + 0.5) / max(1, size)
@@ -58,8 +60,9 @@ class Memory:
         correlation: float64[bands], ρ: the mean correlation between ranks.
         shapes: float64[bands, 3], as :class:`dynamiq.compressors.dynamiq.errors.Shape`; zeros
             where nothing is known.
-        energy: float64[bands], of the previous call's entries, summed over ranks.
-        noise: float64[bands], that the previous call's result should have.
+        energy: float64[bands], of the measured call's entries, summed over ranks.
+        noise: float64[bands], that the measured call's result should have.
+        calls: How many there were.
     """
 
     totals: tuple[tuple[int, ...], ...] = ()
@@ -68,6 +71,7 @@ class Memory:
     shapes: Tensor = field(default_factory=lambda: _zeros(BANDS, 3))
     energy: Tensor = field(default_factory=lambda: _zeros(BANDS))
     noise: Tensor = field(default_factory=lambda: _zeros(BANDS))
+    calls: int = 0
 
     @classmethod
     def of(cls, shared: Mapping[str, Tensor]) -> "Memory":
@@ -78,7 +82,9 @@ class Memory:
             tuple(tuple(row) for row in shared[name].tolist()) for name in ("totals", "full")
         )
         bands = shared["bands"]
-        return cls(totals, full, bands[:, 0], bands[:, 1:4], *bands[:, 4:].unbind(1))
+        correlation, energy, noise = (bands[:, column] for column in (0, 4, 5))
+        calls = int(shared["calls"])
+        return cls(totals, full, correlation, bands[:, 1:4], energy, noise, calls)
 
     def shared(self) -> dict[str, Tensor]:
         """Return it as tensors on the CPU, int64 and float64."""
@@ -88,22 +94,21 @@ class Memory:
             "totals": torch.tensor(self.totals),
             "full": torch.tensor(self.full),
             "bands": bands,
+            "calls": torch.tensor(self.calls),
         }
 
-    def alike(self, quantizer: Quantizer) -> list[tuple[float, float]]:
+    @property
+    def is_due(self) -> bool:
+        """Whether this call's spectrum should be learned: the first few, then one in eight."""
+        return self.calls < _FIRST or self.calls % _EVERY == 0
+
+    def alike(self, quantizer: Quantizer) -> tuple[tuple[float, float], ...]:
         """Return ρ and π by band, each the nearest of a few, as what depends on them takes long."""
         pi = noise_peaks(quantizer, self.shapes)
-        return [
+        return tuple(
             (min(_CORRELATIONS, key=lambda c: abs(c - rho)), min(_PEAKS, key=lambda c: abs(c - p)))
             for rho, p in zip(self.correlation.tolist(), pi.tolist(), strict=True)
-        ]
-
-    def roughness(self, quantizer: Quantizer) -> Tensor:
-        """Return float64[bands]: by how much errors are greater than Gaussian entries'."""
-        widths = quantizer.widths
-        typical = min(range(len(widths)), key=lambda i: abs(widths[i] - _TYPICAL_BITS))
-        errors = band_errors(quantizer, self.shapes)[:, typical]
-        return errors / shipped_errors(quantizer)[typical]
+        )
 
     def totals_for(self, capacities: Capacities) -> tuple[tuple[int, ...], ...]:
         """Return the totals if they were decided for such tiles, or else ()."""
@@ -117,7 +122,7 @@ class Memory:
             world_size: Ranks.
         """
         numbers = observed.cpu().double().view(BANDS, 5)
-        norm, shapes, counts = numbers[:, 0], numbers[:, 1:4], numbers[:, 4:]
+        norm, shapes, weights = numbers[:, 0], numbers[:, 1:4], numbers[:, 4:]
         known = (self.energy > 0) & (norm > 0)
         ratio = (norm - self.noise) / torch.where(known, self.energy, 1.0)
         measured = ((ratio - 1.0) / (world_size - 1)).clamp(0.0, 1.0).tolist()
@@ -130,7 +135,9 @@ class Memory:
         return replace(
             self,
             correlation=torch.tensor(correlation, dtype=torch.float64),
-            shapes=torch.where(counts > 0, shapes / counts.clamp(min=1.0), self.shapes),
+            shapes=torch.where(
+                weights > 0, shapes / torch.where(weights > 0, weights, 1.0), self.shapes
+            ),
         )
 
 
@@ -182,21 +189,22 @@ class Slice:
         if whole:
             stride = -(-whole // _SAMPLE)
             sample = entries[: whole * SUPERGROUP].view(-1, SUPERGROUP)[::stride]
-            shapes, known = self._shapes(sample.float())
+            shapes, weights = self._shapes(sample.float())
             bands = self.bands[:whole:stride]
-            observed[:, 1:4].index_add_(0, bands, shapes)
-            observed[:, 4].index_add_(0, bands, known)
+            observed[:, 1:4].index_add_(0, bands, shapes * weights[:, None])
+            observed[:, 4].index_add_(0, bands, weights)
         return observed.view(-1).float()
 
     def _shapes(self, sample: Tensor) -> tuple[Tensor, Tensor]:
-        """Return float64[k, 3] shapes, zeros where there are none, and float64[k] where."""
+        """Return float64[k, 3] shapes and their weights float64[k], energies; 0 for no shape."""
         largest = sample.abs().amax(1, keepdim=True)
-        sample = sample / torch.where(largest > 0, largest, 1.0)
+        scaled = sample / torch.where(largest > 0, largest, 1.0)
         if self.rotated:
-            sample = rotate(sample, torch.arange(len(sample), device=sample.device), 0)
-        shapes = shape_of(sample, self.group_scales)
+            scaled = rotate(scaled, torch.arange(len(scaled), device=scaled.device), 0)
+        shapes = shape_of(scaled, self.group_scales)
+        weights = sample.double().square().sum(1).clamp(2.0**-100, _LARGEST)
         known = shapes.isfinite().all(1)
-        return torch.where(known[:, None], shapes, 0.0), known.double()
+        return torch.where(known[:, None], shapes, 0.0), torch.where(known, weights, 0.0)
 
 
 def _zeros(*shape: int) -> Tensor:

@@ -68,15 +68,17 @@ class Deal:
             energies: float64[n * p], -1 for padding supergroups; stable, ties by index.
         """
         n, p = self.layout.world_size, self.layout.positions
-        # Padding has key 0, and what is not padding at least 1.
-        keys = ((energies.float().view(torch.int32) >> 16) + 1).to(torch.int16)
-        keys = torch.where(energies >= 0, keys, 0)
+        # Padding, -1, has key 0; what is not padding at least 1.
+        keys = (energies.float().view(torch.int32) >> 16).clamp_(min=-1).add_(1).to(torch.int16)
         if self.layout.bounds is None:
-            hands = descending_order(keys).view(p, n).T
+            order = descending_order(keys)
+            order[self.layout.units :] = -1
+            hands = order.view(p, n).T
         else:
             hands = torch.stack(
                 [descending_order(k) + c * p for c, k in enumerate(keys.view(n, p))]
             )
-        hands = torch.where(energies[hands] >= 0, hands, -1)
+            for chunk, row in enumerate(hands):
+                row[-(-self.layout.slice_numel(chunk) // self.layout.unit) :] = -1
         padded = F.pad(hands, (0, self.tiles * self.size - p), value=-1)
         return padded.view(n, self.size, self.tiles).transpose(1, 2).contiguous()

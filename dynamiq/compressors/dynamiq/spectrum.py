@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from dynamiq.compressors.dynamiq.geometry import Supergroups
-from dynamiq.core.arithmetic import divide, tree_sum
+from dynamiq.core.arithmetic import divide
 from dynamiq.core.layout import Layout
 from dynamiq.core.message import Call
 
@@ -49,20 +49,18 @@ class Spectrum:
         counts, real = supergroups.counts, supergroups.real
         parts = statistics.view(-1, len(real))
         energy = statistics.new_full(counts.shape, -1.0)
-        mean = statistics.new_zeros(counts.shape)
         energy[real] = parts[0]
-        if len(parts) > 1:
-            mean[real] = parts[1]
-            mean = divide(mean, n)
-        contaminated = ~energy.isfinite()
-        energy = torch.where(contaminated, 0.0, energy)
+        finite = energy.isfinite()
+        energy = torch.where(finite, energy, 0.0)
         # Range: F alone decides, so that all ranks agree (a power of two is exact).
-        factor = torch.ones_like(energy)
-        factor[energy >= _HUGE_ENERGY] = 2.0**-80
-        factor[(energy > 0) & (energy < _TINY_ENERGY)] = 2.0**80
-        shift = torch.where(energy > 0, mean * factor, 0.0)
-        offset = shift * (n / call.divisor)
-        offset[contaminated] = torch.nan
+        factor = torch.where(energy >= _HUGE_ENERGY, 2.0**-80, 1.0)
+        factor = torch.where((energy > 0) & (energy < _TINY_ENERGY), 2.0**80, factor)
+        shift = torch.zeros_like(energy)
+        if len(parts) > 1:
+            shift[real] = divide(parts[1], n)
+            mean = shift
+            shift = torch.where(energy > 0, mean * factor, 0.0)
+        offset = torch.where(finite, shift * (n / call.divisor), torch.nan)
         energies = raw = energy.double()
         if centred:
             left = raw - n * counts * mean.double().square()
@@ -74,8 +72,3 @@ class Spectrum:
     def is_finite(self) -> bool:
         """Whether no supergroup is contaminated; waits for the device."""
         return not self.offset.isnan().any().item()
-
-    @property
-    def total_energy(self) -> float:
-        """The energy of all finite supergroups, summed over ranks; waits for the device."""
-        return tree_sum(self.raw.clamp(min=0.0)).item()
