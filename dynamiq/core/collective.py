@@ -8,7 +8,7 @@ Data flows one way: tensor → statistics → encoding → payload → wire → 
 Source: DynamiQ §3.4.
 """
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -76,6 +76,7 @@ class Collective:
         segments: Into how many parts each chunk is split, so that one is on the wire while
             another is encoded; does not change results.
         state: The compressor's state before the call.
+        observer: Told the encoding once it is decided.
     """
 
     compressor: Compressor
@@ -88,6 +89,7 @@ class Collective:
     bounds: tuple[int, ...] | None = None
     segments: int = 1
     state: State = field(default_factory=State)
+    observer: Callable[[Encoding[Any]], None] | None = None
 
     def __post_init__(self) -> None:
         """Refuse a reduce-scatter into slices that the compressor may choose."""
@@ -133,6 +135,8 @@ class Collective:
             yield from self._exchange(small, sums, x.device, "statistics", gather=True)
             reduced = small.result(sums)
         encoding = self.compressor.encode(reduced, layout, self.schedule, self.call, self.state)
+        if self.observer is not None:
+            self.observer(encoding)
         work = encoding.load(x, self.rank, out)
         yield from self._exchange(encoding, work, x.device, "gradients", gather=self.call.gather)
         encoding.store(work, out, None if self.call.gather else self.rank)

@@ -67,6 +67,14 @@ class Encoding(ABC, Generic[W]):
     positions: int
     """Parts of a chunk that segments may separate; 0 if there is nothing to send."""
 
+    @property
+    def predicted_vnmse(self) -> float | None:
+        """The error that this call's sum should have; None if the format does not say.
+
+        ‖x̂ - x‖² / ‖x‖², the mean over this call's random numbers. May wait for the device.
+        """
+        return None
+
     @abstractmethod
     def payload_bytes(self, message: Message, positions: range) -> int:
         """Return a payload's size in bytes, equal on all ranks; 0 is neither sent nor awaited."""

@@ -25,6 +25,7 @@ class Metrics:
         codec_s: Seconds spent in statistics, encoding and accumulation.
         wire_s: Seconds in which calls in flight waited for bytes.
         vnmse: Energy-weighted over the verified calls; None before the first.
+        predicted_vnmse: What the compressor had predicted for these; None if it does not say.
         verified_calls: How many those are.
     """
 
@@ -38,6 +39,7 @@ class Metrics:
     codec_s: float = 0.0
     wire_s: float = 0.0
     vnmse: float | None = None
+    predicted_vnmse: float | None = None
     verified_calls: int = 0
 
 
@@ -56,6 +58,8 @@ class Ledger:
         self._verification_bytes = 0
         self._error = 0.0
         self._norm = 0.0
+        self._predicted = 0.0
+        self._predicted_norm = 0.0
         self._verified = 0
 
     def record(self, meter: Meter, volume: float, skip: str | None) -> None:
@@ -76,8 +80,10 @@ class Ledger:
             else:
                 self._skips[skip] += 1
 
-    def record_verification(self, meter: Meter, error: float, norm: float) -> None:
-        """Add one verified call: squared error and squared norm of the exact result.
+    def record_verification(
+        self, meter: Meter, error: float, norm: float, predicted: float | None
+    ) -> None:
+        """Add one verified call: squared error and norm of the exact result, predicted vNMSE.
 
         A non-finite call has no error; only its bytes count.
         """
@@ -86,6 +92,9 @@ class Ledger:
             if math.isfinite(error) and math.isfinite(norm):
                 self._error += error
                 self._norm += norm
+                if predicted is not None:
+                    self._predicted += predicted * norm
+                    self._predicted_norm += norm
                 self._verified += 1
 
     def metrics(self) -> Metrics:
@@ -103,5 +112,6 @@ class Ledger:
                 self._total.codec_s,
                 self._total.wire_s,
                 vnmse,
+                self._predicted / self._predicted_norm if self._predicted_norm else None,
                 self._verified,
             )

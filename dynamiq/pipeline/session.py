@@ -181,6 +181,8 @@ class Session:
         if key is not None:
             # Read now, not when the request was made: an earlier call may have been in flight.
             collective = replace(collective, state=self._states.get(key, State()))
+        if verification is not None:
+            collective = replace(collective, observer=verification.expect)
         x, out = request.flat()
         state = yield from collective.run(x, out)
         if key is not None:

@@ -1,9 +1,12 @@
 """The exact result beside ours: how ``verify_every`` measures the error of real calls."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from dynamiq.core.collective import Algorithm, Collective
+from dynamiq.core.compressor import Encoding
 from dynamiq.core.drivers import Meter
 from dynamiq.pipeline.executor import Executor
 from dynamiq.pipeline.ledger import Ledger
@@ -20,6 +23,11 @@ class Verification:
         count = request.tensor.numel() if request.output is None else request.output.numel()
         self._exact = torch.empty(count, dtype=torch.float64, device=request.tensor.device)
         self._result: Tensor | None = None
+        self._predicted: float | None = None
+
+    def expect(self, encoding: Encoding[Any]) -> None:
+        """Note the error that the call to be verified should have."""
+        self._predicted = encoding.predicted_vnmse
 
     def keep(self, result: Tensor) -> None:
         """Copy the result to be verified, which its owner is free to change."""
@@ -33,7 +41,8 @@ class Verification:
         def conclude(exact: Tensor, meter: Meter) -> None:
             assert self._result is not None
             error = (self._result - exact).square().sum().item()
-            ledger.record_verification(meter, error, exact.square().sum().item())
+            norm = exact.square().sum().item()
+            ledger.record_verification(meter, error, norm, self._predicted)
 
         number = self._collective.call.number
         executor.run(self._run(), number, key, conclude, background=background)

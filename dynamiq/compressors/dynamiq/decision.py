@@ -137,6 +137,9 @@ class Decision:
         steps = _steps(problem, alike, self.units.device)
         totals = [row[: len(steps.transfers)] for row in self.totals]
         room = torch.tensor(totals, device=self.units.device)
+        # Where the last row is empty, its bytes are not for other rows: some tiles lack them.
+        rows, last = problem.capacities.rows_and_last
+        room = room - torch.where((self._energy > 0).sum(1) < rows, last, 0)[:, None]
         taken = fill(self._weights(memory), room, steps, shared=False)
         self._taken = taken.expand(-1, problem.model.sent, -1)
         # One list of cuts for all tiles, but none has more supergroups than it holds.

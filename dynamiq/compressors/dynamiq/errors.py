@@ -18,7 +18,7 @@ from dynamiq.kernels.wire import GROUP, GROUPS, GroupScales, Quantizer
 GAUSSIAN_SHAPES = {False: (9.48, 1.712, 0.677), True: (4.58, 1.388, 0.833)}
 """Of supergroups of Gaussian entries, without and with group scales."""
 ASSUMED_SHAPES = {False: GAUSSIAN_SHAPES[False], True: (6.51, 1.379, 0.830)}
-"""Before anything is measured: rotated entries are Gaussian; those of groups are taken for Laplace's
+"""Before anything is measured: rotated entries are Gaussian; others are taken for Laplace's
 distribution, for gradients are more peaked than Gaussian."""
 GAUSSIAN_ERRORS = {
     ("stochastic", False): (

@@ -6,8 +6,8 @@ A training step meets the same buckets again and again; no call waits for these 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
-from itertools import accumulate
+from functools import cached_property, lru_cache
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
@@ -105,6 +105,15 @@ class Capacities:
             places,
             torch.tensor(before).to(device) * gap,
         )
+
+    @cached_property
+    def rows_and_last(self) -> tuple[Tensor, Tensor]:
+        """int64[deals] each: supergroups of a full tile; bytes that only full tiles have."""
+        per_deal = (len(self.missing) - 1) // max(1, len(self.rows))
+        ends = self.missing[:: max(1, per_deal)]
+        last = [self.gap if a < b else 0 for a, b in pairwise(ends)][: len(self.rows)]
+        device = self.places.device
+        return torch.tensor(self.rows).to(device), torch.tensor(last).to(device)
 
     @property
     def full(self) -> tuple[tuple[int, int], ...]:
