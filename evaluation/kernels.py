@@ -1,13 +1,15 @@
 """How many entries a second the kernels compress, beside torchao's MX cast and a plain copy.
 
     .venv/bin/pip install -c constraints.txt -e ".[bench]"
-    OMP_NUM_THREADS=1 .venv/bin/python -m evaluation.kernels --output kernels.json
+    OMP_NUM_THREADS=1 .venv/bin/python -m evaluation.kernels --recipe local --output kernels.json
 
 Everything works on the same number of FP32 entries and takes turns, round after round, so that a
 busy machine slows all down alike; each figure is a median, each ratio a median of ratios within
-rounds. "fused" is decompress, accumulate, recompress. The MX cast to FP4 has as many bits as
-DynamiQ here; the one to FP8 has twice as many. Where "cores" says that others used the processor,
-too, ``chrt -f 1`` before the command overrules them.
+rounds. "fused" is decompress, accumulate, recompress. A rank of an 8-rank all-reduce computes
+statistics of everything, compresses an eighth, runs the fused kernel on seven eighths, and
+decompresses everything: "all-reduce" is the sum of these shares of the times. The MX cast to FP4
+has as many bits as DynamiQ here; the one to FP8 has twice as many. Where "cores" says that others
+used the processor, too, ``chrt -f 1`` before the command overrules them.
 """
 
 import json
@@ -17,8 +19,9 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 import typer
@@ -28,14 +31,29 @@ from rich.table import Table
 from torch import Tensor
 
 from dynamiq import Call, DynamiQCompressor, Layout, Message, Ring, State
-from dynamiq.kernels.wire import Rounding
 from evaluation.report import environment
 
 Operation = Callable[[], object]
 
 MX_BLOCK = 32
 RANKS = 2  # one chunk of two is compressed; the ranks that correlated rounding pairs
-COPY, COMPRESS, FUSED = "copy", "compress", "fused"
+COPY, STATISTICS, COMPRESS = "copy", "statistics", "compress"
+FUSED, DECOMPRESS = "fused", "decompress"
+WORLD_SIZE = 8  # of the all-reduce
+SHARES = {
+    STATISTICS: 1.0,
+    COMPRESS: 1 / WORLD_SIZE,
+    FUSED: (WORLD_SIZE - 1) / WORLD_SIZE,
+    DECOMPRESS: 1.0,
+}
+"""What a rank does in an all-reduce, as shares of its entries."""
+Recipe = Literal["paper", "paper-correlated", "local", "rotated"]
+RECIPES: dict[Recipe, Callable[..., DynamiQCompressor]] = {
+    "paper": partial(DynamiQCompressor.paper, rounding="stochastic"),
+    "paper-correlated": DynamiQCompressor.paper,
+    "local": DynamiQCompressor.local,
+    "rotated": DynamiQCompressor.rotated,
+}
 MX_FP4, MX_FP8 = "to_mx, FP4", "to_mx, FP8"
 
 
@@ -91,9 +109,13 @@ class Claim:
         return self.ratio >= self.least
 
 
-def operations(x: Tensor, bits: int, rounding: Rounding) -> dict[str, Operation]:
+def compressor_of(recipe: Recipe, bits: int) -> DynamiQCompressor:
+    """Return a recipe with one width."""
+    return RECIPES[recipe](17.0, widths=(bits,))
+
+
+def operations(x: Tensor, compressor: DynamiQCompressor) -> dict[str, Operation]:
     """Return what is timed on x[d], by name; each has its memory and has run once."""
-    compressor = DynamiQCompressor.paper(17.0, widths=(bits,), rounding=rounding)
     bucket = x.repeat(RANKS)
     layout = Layout(bucket.numel(), RANKS, compressor.unit(bucket.numel(), RANKS))
     call, schedule = Call(divisor=RANKS), Ring().schedule(RANKS)
@@ -108,12 +130,15 @@ def operations(x: Tensor, bits: int, rounding: Rounding) -> dict[str, Operation]
         for m in (incoming, outgoing)
     )
     copied = torch.empty_like(x)
+    alone = Layout(x.numel(), 1, compressor.unit(x.numel(), 1))
     chosen: dict[str, Operation] = {
         COPY: lambda: copied.copy_(x),
+        STATISTICS: lambda: compressor.statistics(x, alone, call, State()),
         COMPRESS: lambda: encoding.compress(work, incoming, everything, payload),
         FUSED: lambda: encoding.decompress_accumulate_recompress(
             payload, work, incoming, outgoing, everything, recompressed
         ),
+        DECOMPRESS: lambda: encoding.decompress(recompressed, work, outgoing, everything),
         **mx_casts(x),
     }
     for operation in chosen.values():
@@ -173,11 +198,16 @@ def claims_of(times: dict[tuple[str, int], Times]) -> list[Claim]:
     """Return what is claimed of these operations; without torchao, or a second thread, less."""
     one = {name: taken for (name, threads), taken in times.items() if threads == 1}
     claims = [
-        Claim(f"{COMPRESS} / {COPY}", one[COMPRESS].ratio(one[COPY]), 0.15),
+        Claim(f"{COMPRESS} / {COPY}", one[COMPRESS].ratio(one[COPY]), 0.20),
         Claim(f"{FUSED} / {COPY}", one[FUSED].ratio(one[COPY]), 0.10),
     ]
+    if one.keys() >= SHARES.keys():
+        rounds = zip(*(one[name].wall_s for name in SHARES), strict=True)
+        whole = [sum(t * s for t, s in zip(r, SHARES.values(), strict=True)) for r in rounds]
+        copies = statistics.median(w / c for w, c in zip(whole, one[COPY].wall_s, strict=True))
+        claims.append(Claim(f"14 {COPY} / all-reduce ({copies:.1f})", 14 / copies, 1.0))
     if MX_FP4 in one:
-        claims.append(Claim(f"{COMPRESS} / {MX_FP4}", one[COMPRESS].ratio(one[MX_FP4]), 4.0))
+        claims.append(Claim(f"{COMPRESS} / {MX_FP4}", one[COMPRESS].ratio(one[MX_FP4]), 5.0))
     for name in (COMPRESS, FUSED):
         if (name, 2) in times:
             both = times[name, 2].ratio(one[name])
@@ -188,7 +218,7 @@ def claims_of(times: dict[tuple[str, int], Times]) -> list[Claim]:
 def main(
     entries: Annotated[int, typer.Option(help="FP32 entries, a multiple of 256")] = 1 << 24,
     bits: Annotated[int, typer.Option(help="DynamiQ's code width: 1, 2, 4 or 8")] = 4,
-    rounding: Annotated[Rounding, typer.Option(help="Of entries")] = "stochastic",
+    recipe: Annotated[Recipe, typer.Option(help="Scaling and rounding")] = "paper",
     pairs: Annotated[int, typer.Option(min=1, help="Rounds to take medians of")] = 9,
     threads: Annotated[int, typer.Option(min=1, help="Also run on so many threads")] = 2,
     output: Annotated[Path | None, typer.Option(help="Also write all as JSON")] = None,
@@ -198,18 +228,19 @@ def main(
     generator = torch.Generator().manual_seed(0)
     groups = torch.randn(-(-entries // 16), generator=generator).repeat_interleave(16)[:entries]
     x = torch.randn(entries, generator=generator) * groups.exp()
-    chosen = operations(x, bits, rounding)
+    chosen = operations(x, compressor_of(recipe, bits))
     times = measure(chosen, pairs, threads)
     rows, claims = rows_of(times, entries), claims_of(times)
     console = Console()
-    console.print(_rows_table(rows, entries, bits, pairs), _claims_table(claims))
+    title = f"{recipe}, {entries} FP32 entries, {bits} bits, median of {pairs} rounds"
+    console.print(_rows_table(rows, title), _claims_table(claims))
     if MX_FP4 not in chosen:
         told = (
             'Without torchao, whose cast is missing: pip install -c constraints.txt -e ".[bench]"'
         )
         console.print(told, markup=False)
     if output is not None:
-        arguments = {"entries": entries, "bits": bits, "rounding": rounding, "pairs": pairs}
+        arguments = {"entries": entries, "bits": bits, "recipe": recipe, "pairs": pairs}
         report = {
             "arguments": arguments,
             "environment": environment(),
@@ -219,8 +250,7 @@ def main(
         output.write_text(json.dumps(report, indent=2) + "\n")
 
 
-def _rows_table(rows: list[Row], entries: int, bits: int, pairs: int) -> Table:
-    title = f"{entries} FP32 entries, {bits} bits, median of {pairs} rounds"
+def _rows_table(rows: list[Row], title: str) -> Table:
     table = Table(title=title, title_justify="left")
     table.add_column("operation", overflow="fold")
     for column in ("threads", "10⁶ entries/s", "cores", "of a copy"):

@@ -8,12 +8,14 @@ what this prints.
 """
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated
 
 import torch
 import typer
 from rich.console import Console
 from rich.table import Table
+from safetensors.torch import load_file
 from torch import Tensor
 
 from dynamiq import DynamiQCompressor
@@ -21,6 +23,7 @@ from dynamiq.compressors.dynamiq.compressor import WIDTHS
 from dynamiq.compressors.dynamiq.errors import shape_of
 from dynamiq.kernels import ops
 from dynamiq.kernels.operands import Bucket, Result, Values
+from dynamiq.kernels.rotation import rotate
 from dynamiq.kernels.wire import SUPERGROUP, Address, GroupScales, Quantizer, Rounding, Tiles
 
 RECIPES: tuple[tuple[Rounding, GroupScales | None], ...] = (
@@ -83,14 +86,31 @@ def measure(count: int, seed: int) -> Iterator[tuple[str, list[float]]]:
         yield f"shape, group scales {group_scales}", shape_of(x, group_scales).mean(0).tolist()
 
 
+def shapes_of_file(path: Path) -> Iterator[tuple[str, list[float]]]:
+    """Yield the mean shapes of the first rank's supergroups that are not zero."""
+    entries = load_file(path)["gradients"][0].float()
+    x = entries[: len(entries) // SUPERGROUP * SUPERGROUP].view(-1, SUPERGROUP)
+    largest = x.abs().amax(1, keepdim=True)
+    x = (x / largest)[largest[:, 0] > 0]
+    rotated = rotate(x, torch.arange(len(x)), 0)
+    yield "shape, rotated", shape_of(rotated, None).mean(0).tolist()
+    yield "shape, group scales up", shape_of(x, "up").mean(0).tolist()
+
+
 def main(
     count: Annotated[int, typer.Option(min=1, help="Supergroups")] = 20_000,
     seed: Annotated[int, typer.Option(help="Of the entries")] = 0,
+    gradients: Annotated[
+        Path | None, typer.Option(help="safetensors file: also print the shapes of gradients[0]")
+    ] = None,
 ) -> None:
     """Print the errors of all widths, and the shapes from which dithered ones follow."""
     table = Table("", *(f"{width} bits" for width in WIDTHS))
     for name, numbers in measure(count, seed):
         table.add_row(name, *(f"{number:.4g}" for number in numbers))
+    if gradients is not None:
+        for name, numbers in shapes_of_file(gradients):
+            table.add_row(name, *(f"{number:.4g}" for number in numbers))
     Console(width=200).print(table)
 
 

@@ -52,7 +52,7 @@ def alone(widths):
 def cuts_of(energies, room, widths):
     """Return how many supergroups of one list take each step."""
     rows = torch.tensor([energies], dtype=torch.float64)
-    return fill(rows, torch.tensor([[room]]), alone(widths))[0, 0].tolist()
+    return fill(rows, torch.tensor([[room]]), alone(widths), shared=False)[0, 0].tolist()
 
 
 def used(taken, steps, shared=False):
@@ -72,9 +72,9 @@ def spectra(draw, least_rows=0, most_rows=40):
 
 @st.composite
 def joint_steps(draw):
-    """Draw the steps of two to four classes: worth that increases from step to step."""
+    """Draw the steps of one to four classes: worth that increases from step to step."""
     nbytes = RECIPES[draw(st.sampled_from(sorted(RECIPES)))].bytes
-    transfers = draw(st.lists(st.integers(1, 15), min_size=2, max_size=4))
+    transfers = draw(st.lists(st.integers(1, 15), min_size=1, max_size=4))
     factors = st.lists(st.floats(1.0, 40.0), min_size=len(nbytes), max_size=len(nbytes))
     worth = []
     for _ in transfers:
@@ -108,7 +108,7 @@ def test_the_room_is_used_and_never_exceeded(data, shared):
     weights, room, steps = data.draw(problems(shared))
     live = int((weights > 0).sum())
 
-    taken = fill(weights, room, steps)
+    taken = fill(weights, room, steps, shared=shared)
 
     assert taken.shape == (1, len(steps.transfers), len(steps.bytes))
     assert (taken[..., 0] == live).all(), "no bits for zeros, some for everything else"
@@ -128,7 +128,7 @@ def test_the_room_is_used_and_never_exceeded(data, shared):
 def test_only_ratios_of_weights_count(problem, exponent):
     weights, room, steps = problem
     # A power of two moves the grid of prices that are tried, and with it ties of up to 2 %.
-    taken, scaled = fill(weights, room, steps), fill(weights * 2.0**exponent, room, steps)
+    taken, scaled = (fill(w, room, steps, shared=True) for w in (weights, weights * 2.0**exponent))
     prices = _prices(weights, steps)
     for a, b in ((taken, scaled), (scaled, taken)):
         extra = prices[_is_taken(a, prices) & ~_is_taken(b, prices)]
@@ -155,9 +155,10 @@ def test_lists_are_filled_independently(lists, steps, share):
     live = (weights > 0).sum(1)
     top = steps.bytes[0] + share * steps.bytes[1:].sum()
     room = (live * top * steps.transfers.sum()).long()[:, None]
-    together = fill(weights, room, steps)
+    together = fill(weights, room, steps, shared=True)
     for i in range(len(rows)):
-        assert torch.equal(together[i], fill(weights[i : i + 1], room[i : i + 1], steps)[0])
+        alone = fill(weights[i : i + 1], room[i : i + 1], steps, shared=True)
+        assert torch.equal(together[i], alone[0])
 
 
 @given(spectra(), st.sampled_from(sorted(RECIPES)), st.floats(0, 1))
@@ -186,9 +187,10 @@ def test_what_a_class_gets_of_a_shared_room_is_enough_for_the_same_cuts(
     weights = (2.0 ** -torch.arange(rows, dtype=torch.float64))[None]
     room = int(rows * (34 + share * 192) * int(steps.transfers.sum()))
 
-    together = fill(weights, torch.tensor([[room]]), steps)
+    together = fill(weights, torch.tensor([[room]]), steps, shared=True)
 
-    assert torch.equal(fill(weights, used(together, steps), steps), together)
+    apart = fill(weights, used(together, steps), steps, shared=False)
+    assert torch.equal(apart, together)
 
 
 def test_transfers_make_a_class_dear():
@@ -196,7 +198,7 @@ def test_transfers_make_a_class_dear():
     steps = steps_of([[0.0, 1.0], [0.0, 7.0]], (34, 66), (1, 7))
     weights = (1.5 ** -torch.arange(40.0).double())[None]
     room = torch.tensor([[40 * 34 * 8 + 32 * 120]])
-    cheap, dear = fill(weights, room, steps)[0, :, 1].tolist()
+    cheap, dear = fill(weights, room, steps, shared=True)[0, :, 1].tolist()
     # ln 7 / ln 1.5 = 4.8 rows apart, and all bytes spent.
     assert cheap - dear in {4, 5}
     assert 120 - 7 < cheap + 7 * dear <= 120
@@ -232,7 +234,10 @@ def test_ties_go_to_the_narrower_width_first():
 
 
 def test_a_code_that_is_worse_is_never_taken():
+    """Not even with bytes that nothing else can use."""
     assert cuts_of([8.0, 4.0, 1.0], 10_000, RECIPES["no better"]) == [3, 3, 0]
+    dear = Widths((50, 82, 274), (1.0, 0.1, 0.2))
+    assert cuts_of([8.0, 4.0, 1.0], 10_000, dear) == [3, 3, 0]
 
 
 def error_of(energies, sizes, widths):
@@ -301,9 +306,10 @@ def test_separable_worth_is_bytes_per_saved_error():
 def test_nothing_to_fill(shared):
     steps = steps_of([0.0, 1.0, 2.0], (34, 66, 98), (1, 1))
     room = torch.zeros(0, 1 if shared else 2, dtype=torch.int64)
-    assert fill(torch.zeros(0, 0, dtype=torch.float64), room, steps).shape == (0, 2, 3)
+    none = fill(torch.zeros(0, 0, dtype=torch.float64), room, steps, shared=shared)
+    assert none.shape == (0, 2, 3)
     room = torch.zeros(1, 1 if shared else 2, dtype=torch.int64)
-    assert not fill(torch.zeros(1, 3, dtype=torch.float64), room, steps).any()
+    assert not fill(torch.zeros(1, 3, dtype=torch.float64), room, steps, shared=shared).any()
 
 
 @st.composite

@@ -1,6 +1,7 @@
 """What one call tells the next: bytes per hop, and how ranks and entries are alike."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import pytest
@@ -55,7 +56,7 @@ def run(x, compressor, topology, call, states=None):
         return Run(done.result, done.states, Watched.made[0])
     n, d = x.shape
     bounds = tuple(d * i // n for i in range(n + 1))
-    outs = [torch.empty(b - a) for a, b in zip(bounds, bounds[1:], strict=False)]
+    outs = [torch.empty(b - a) for a, b in pairwise(bounds)]
     schedule = TOPOLOGIES[topology].schedule(n)
     ranks = [
         Collective(
@@ -105,13 +106,13 @@ def true_correlations(x, encoding):
 @pytest.mark.parametrize("gather", [True, False], ids=["all-reduce", "reduce-scatter"])
 def test_the_correlation_of_ranks_is_learned_by_bands(topology, recipe, divisor, gather):
     """Two calls: the second hears what ranks have measured of the first one's result."""
-    x = alike([0.7, 0.05, 0.3, 0.0, 0.5, 0.1])
-    compressor = getattr(Watched, recipe)(4.5)
+    x = alike([0.7, 0.05, 0.3, 0.0, 0.5, 0.1], octaves=6)
+    compressor = getattr(Watched, recipe)(5.0)
+    options = {"divisor": divisor, "gather": gather}
 
-    assert not runs(
-        x, compressor, topology, 1, divisor=divisor, gather=gather
-    ).memory.correlation.any()
-    last = runs(x, compressor, topology, 2, divisor=divisor, gather=gather)
+    first = runs(x, compressor, topology, 1, **options)
+    assert not first.memory.correlation.any()
+    last = run(x, compressor, topology, Call(0, 1, divisor, gather), first.states)
 
     expected = true_correlations(x, last.encoding)
     assert expected.max() > 0.5
@@ -122,22 +123,23 @@ def test_the_correlation_of_ranks_is_learned_by_bands(topology, recipe, divisor,
 
 
 def test_what_is_mostly_noise_says_nothing_of_the_ranks():
-    """At 1.2 bits the small supergroups arrive as noise: their ρ is taken for one half."""
-    x = alike([0.1], octaves=30)
-    correlation = runs(x, Watched.rotated(1.2), "ring", 3).memory.correlation
-    assert correlation[0] == pytest.approx(0.1, abs=0.05)
-    assert (correlation[1:] >= 0).all()
-    assert (correlation <= 1).all()
-    assert 0.5 in correlation.tolist()
+    """The smallest supergroups arrive as noise: their ρ is taken for one half."""
+    x = alike([0.1], octaves=40)
+    correlation = runs(x, Watched.rotated(3.0), "ring", 3).memory.correlation.tolist()
+    assert correlation[:3] == pytest.approx([0.1] * 3, abs=0.03)
+    assert correlation[-2:] == [0.5, 0.5]
 
 
 @pytest.mark.parametrize("group_scales", [None, "up"])
 def test_the_shape_of_gaussian_entries_is_learned(group_scales):
+    """From a dozen to a hundred supergroups in each band."""
     x = alike([0.1])
     compressor = Watched(bit_budget=7.0, group_scales=group_scales)
     shapes = runs(x, compressor, "butterfly", 2).memory.shapes
+    expected = GAUSSIAN_SHAPES[group_scales is not None]
+    assert shapes.mean(0).tolist() == pytest.approx(expected, rel=0.04)
     for band in shapes.tolist():
-        assert band == pytest.approx(GAUSSIAN_SHAPES[group_scales is not None], rel=0.06)
+        assert band == pytest.approx(expected, rel=0.15)
 
 
 @pytest.mark.parametrize("rotation", [None, "hadamard"])
@@ -170,14 +172,14 @@ def test_a_memory_is_read_as_it_was_written():
     for name in ("correlation", "shapes", "energy", "noise"):
         assert getattr(memory, name).any()
         assert same_bits(getattr(again, name), getattr(memory, name))
-    assert Memory.of({}) == Memory.of({}) or not Memory.of({}).totals
+    assert Memory.of({}).totals == (), "before the first call"
 
 
 def test_a_key_that_is_used_for_another_size_begins_anew():
     """Totals are for tiles; what is known of ranks and entries stays."""
     compressor = Watched.rotated(4.0)
-    before = runs(alike([0.6]), compressor, "ring", 3)
-    other = alike([0.6], supergroups=384, seed=1)
+    before = runs(alike([0.6], octaves=6), compressor, "ring", 3)
+    other = alike([0.6], octaves=6, supergroups=384, seed=1)
 
     after = run(other, compressor, "ring", Call(0, 3), before.states)
 
@@ -210,20 +212,24 @@ def test_a_call_with_a_non_finite_entry_leaves_the_state(calls, value):
 
 @every_topology
 def test_hop_totals_follow_the_spectrum(topology):
-    """One call after another's spectrum the sizes are those of a run that had no other."""
+    """Sizes in the end are those of a run that has never seen another spectrum.
+
+    The first four calls are learned from, then one in eight.
+    """
     steep, flat = alike([0.9, 0.0], octaves=30), alike([0.0], octaves=1, seed=1)
     compressor = Watched.rotated(3.5)
     states = runs(steep, compressor, topology, 3).states
     totals = []
-    for number in range(3, 7):
+    for number in range(3, 10):
         last = run(flat, compressor, topology, Call(0, number), states)
         totals.append(torch.tensor(last.encoding.decision.totals).double())
         states = last.states
 
-    alone = runs(flat, compressor, topology, 4).encoding
+    alone = runs(flat, compressor, topology, 10).encoding
     expected = torch.tensor(alone.decision.totals).double()
     assert (totals[0] / expected - 1).abs().max() > 0.05, "sizes were decided before this call"
-    assert (totals[3] / expected - 1).abs().max() < 0.01
+    assert torch.equal(totals[1], totals[5]), "calls that are not learned from"
+    assert (totals[6] / expected - 1).abs().max() < 0.01
 
 
 @every_topology
@@ -263,31 +269,32 @@ def prediction(gradients, recipe, bits, topology, calls):
 @pytest.mark.parametrize("recipe", ["rotated", "local"])
 @pytest.mark.parametrize("bits", [3.5, 4.0, 5.0])
 def test_predicted_error_of_real_gradients(gradients, recipe, bits, topology):
-    """Within 10 % of what is measured, once ranks and entries are known.
-
-    Of local supergroups 12 %: within a band, those with more energy are the more peaked ones.
-    """
-    ratio = prediction(gradients, recipe, bits, topology, 4)
-    assert (0.9 if recipe == "rotated" else 0.88) < ratio < 1.1
+    """Within 10 % of what is measured, once ranks and entries are known."""
+    assert 0.9 < prediction(gradients, recipe, bits, topology, 4) < 1.1
 
 
 @every_topology
 @pytest.mark.parametrize("recipe", ["rotated", "local"])
 @pytest.mark.parametrize("bits", [3.5, 5.0])
 def test_predicted_error_of_a_first_call(gradients, recipe, bits, topology):
-    """Never too low by more than 10 %. Too high by the ranks' correlation, of which nothing is
+    """Never too low by more than 10 %; too high by up to 80 %, since no ρ is known yet.
 
-    known yet: it makes the sum's energy 1.5 times as large on these gradients.
+    On these gradients the ranks' correlation doubles the energy of the sum that errors are
+    relative to.
     """
     ratio = prediction(gradients, recipe, bits, topology, 1)
-    assert 0.9 < ratio < (1.8 if recipe == "rotated" else 1.3)
+    assert 0.9 < ratio < (1.8 if recipe == "rotated" else 1.4)
 
 
 @every_topology
+@pytest.mark.parametrize(("recipe", "least"), [("rotated", 0.9), ("local", 0.8)])
 @pytest.mark.parametrize("bits", [3.5, 5.0])
-def test_predicted_error_with_the_shipped_table(gradients, bits, topology):
-    """The correlation of ranks is known, the shape of entries is not: within 30 %."""
-    compressor = Watched.rotated(bits)
+def test_predicted_error_with_the_shipped_table(gradients, recipe, least, bits, topology):
+    """The correlation of ranks is known, the shape of entries is not: within 30 %.
+
+    Groups of these gradients' entries are more peaked than Laplace's distribution.
+    """
+    compressor = getattr(Watched, recipe)(bits)
     states = runs(gradients, compressor, topology, 3).states
     for state in states:
         state.shared["bands"][:, 1:4] = 0.0
@@ -295,4 +302,4 @@ def test_predicted_error_with_the_shipped_table(gradients, bits, topology):
     last = run(gradients, compressor, topology, Call(0, 3), states)
     assert not last.encoding.past.memory.shapes.any()
     measured = vnmse(last.result, gradients.double().sum(0))
-    assert 0.9 < last.encoding.predicted_vnmse / measured < 1.3
+    assert least < last.encoding.predicted_vnmse / measured < 1.3

@@ -82,14 +82,14 @@ def test_no_widths_of_a_row_have_a_lower_total(name, recipe, correlation):
 @every_model
 @pytest.mark.parametrize("recipe", PEAKS)
 def test_with_one_bit_no_widths_have_less_noise_for_no_more_bytes(name, recipe):
-    """At the edge of one bit, which compounds, the iteration may stop early: half the total more.
+    """At the edge of one bit, which compounds, the iteration may end a fifth above the least total.
 
-    What it stops at is still the best for its bytes.
+    Where it ends is still the best for its bytes.
     """
     widths, pi = PEAKS[recipe]
     for ours, noise, cost in compared(MODELS[name], widths, 0.125, pi):
         assert noise[ours] <= 1.001 * noise[cost <= cost[ours]].min()
-        assert noise[ours] + cost[ours] <= 1.5 * (noise + cost).min()
+        assert noise[ours] + cost[ours] <= 1.2 * (noise + cost).min()
 
 
 @every_model
@@ -108,11 +108,11 @@ def test_errors_too_small_to_compound_are_separable(name, correlation):
         assert (ratio <= 2.0 ** (1 / 8) * (1 + 1e-4)).all()
 
 
-@pytest.mark.parametrize("schedule", [Ring().schedule(8), Butterfly().schedule(12)], ids=str)
+@pytest.mark.parametrize("topology", [Ring(), Butterfly()], ids=lambda t: t.kind)
 @pytest.mark.parametrize("recipe", PEAKS)
-def test_a_step_is_worth_no_less_than_the_one_before(schedule, recipe):
+def test_a_step_is_worth_no_less_than_the_one_before(topology, recipe):
     widths, pi = PEAKS[recipe]
-    worth = joint_worth(HopModel.of(schedule, True), widths, 0.125, pi)
+    worth = joint_worth(HopModel.of(topology.schedule(12), True), widths, 0.125, pi)
     assert (worth[:, 0] == 0).all(), "the narrowest width is free"
     assert (worth.diff(dim=1) >= 0).all()
     assert worth.isfinite().all()

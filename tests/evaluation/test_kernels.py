@@ -10,7 +10,7 @@ import typer
 from typer.testing import CliRunner
 
 from evaluation import kernels
-from evaluation.kernels import COMPRESS, COPY, FUSED, MX_FP4, Times
+from evaluation.kernels import COMPRESS, COPY, DECOMPRESS, FUSED, MX_FP4, STATISTICS, Times
 
 
 def times(*wall_s: float) -> Times:
@@ -42,13 +42,13 @@ def test_ratios_are_medians_within_rounds() -> None:
 
 
 def test_claims_compare_entries_per_second() -> None:
-    one = {COPY: 1.0, COMPRESS: 2.0, FUSED: 20.0, MX_FP4: 9.0}
+    one = {COPY: 1.0, COMPRESS: 2.0, FUSED: 20.0, MX_FP4: 11.0}
     measured = {(name, 1): times(second) for name, second in one.items()}
     measured[COMPRESS, 2] = times(1.0)
     claims = {claim.what: claim for claim in kernels.claims_of(measured)}
 
     assert claims[f"{COMPRESS} / {COPY}"].ratio == 0.5
-    assert claims[f"{COMPRESS} / {MX_FP4}"].ratio == 4.5
+    assert claims[f"{COMPRESS} / {MX_FP4}"].ratio == 5.5
     assert claims[f"{COMPRESS}, 2 threads / 1"].ratio == 2.0
     assert all(claim.holds for claim in claims.values() if COMPRESS in claim.what[:8])
     assert not claims[f"{FUSED} / {COPY}"].holds
@@ -56,6 +56,21 @@ def test_claims_compare_entries_per_second() -> None:
     assert rows[COMPRESS, 2].entries_per_s == 100.0
     assert rows[COMPRESS, 2].share_of_copy == 1.0
     assert rows[FUSED, 1].cores == 2.0
+
+
+def test_an_all_reduce_is_the_sum_of_its_shares() -> None:
+    """Eight ranks: 1 + 8 / 8 + 7/8 · 8 + 1 = 10 copies."""
+    one = {COPY: 1.0, STATISTICS: 1.0, COMPRESS: 8.0, FUSED: 8.0, DECOMPRESS: 1.0}
+    claims = kernels.claims_of({(name, 1): times(second) for name, second in one.items()})
+    (whole,) = [claim for claim in claims if "all-reduce" in claim.what]
+    assert whole.ratio == pytest.approx(1.4)
+    assert "(10.0)" in whole.what
+
+
+@pytest.mark.parametrize("recipe", kernels.RECIPES)
+def test_every_recipe_is_timed(recipe: str) -> None:
+    compressor = kernels.compressor_of(recipe, 4)
+    assert set(kernels.operations(torch.ones(4096), compressor)) >= {COPY, *kernels.SHARES}
 
 
 def test_without_torchao_there_are_no_casts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from dynamiq.compressors.dynamiq.memory import BANDS, Memory, bands_of
 from dynamiq.compressors.dynamiq.order import Deal
 from dynamiq.compressors.dynamiq.prediction import Rows, expected_noise
 from dynamiq.compressors.dynamiq.spectrum import Spectrum
-from dynamiq.compressors.dynamiq.worth import Widths, joint_worth, separable_worth
+from dynamiq.compressors.dynamiq.worth import Widths, joint_worth, separable_worth, uniform_worth
 from dynamiq.core.arithmetic import tree_sum
 from dynamiq.kernels.wire import supergroup_bytes
 
@@ -86,8 +86,11 @@ def _steps(problem: Problem, alike: tuple[tuple[float, float], ...], device: tor
         worth = torch.stack(bands, dim=2)[:, :, of_rows]
         transfers = [c.transfers for c in problem.model.classes[: problem.model.sent]]
     else:
-        alone = torch.tensor(separable_worth(problem.widths), dtype=torch.float64)
-        worth = alone[None, :, None].expand(1, -1, problem.deal.size)
+        if problem.compressor.allocation == "thresholds":
+            flat = torch.tensor([separable_worth(problem.widths)], dtype=torch.float64)
+        else:
+            flat = uniform_worth(problem.model, problem.widths, *alike[0])
+        worth = flat[:, :, None].expand(-1, -1, problem.deal.size)
         transfers = [1]
     sizes = problem.widths.bytes
     costs = [sizes[0], *(b - a for a, b in pairwise(sizes))]

@@ -23,7 +23,9 @@ from dynamiq.core.topology import Hop, Schedule
 
 _ALL_APART = 32
 """So many hops are classes of their own."""
-_ALIKE = 1.1
+_BOUNDLESS = 1e150
+"""Noise beyond this is as bad as any: one bit on a ring of a thousand ranks leaves the numbers."""
+_ALIKE = 1.25
 """Ratio of ranks summed within which longer chains of hops are taken together."""
 
 
@@ -125,7 +127,8 @@ class HopModel:
             noise.append(arriving)
             peaked.append(high)
             if h < self.sent:
-                grown = (high + carried) * _power(errors[..., h, :] * pi + 1.0, c.length) - carried
+                growth = power(errors[..., h, :] * pi + 1.0, c.length)
+                grown = ((high + carried) * growth).clamp(max=_BOUNDLESS) - carried
                 sent.append((arriving + (grown - high) / pi, grown))
         return torch.stack(noise, dim=-2), torch.stack(peaked, dim=-2)
 
@@ -143,7 +146,9 @@ class HopModel:
             c, onward = self.classes[h], after[h]
             if h < self.sent:
                 errors = visitor(h, onward)
-                onward = ((pi * onward + 1.0) * _power(errors * pi + 1.0, c.length) - 1.0) / pi
+                growth = power(errors * pi + 1.0, c.length)
+                onward = ((pi * onward + 1.0) * growth).clamp(max=_BOUNDLESS)
+                onward = (onward - 1.0) / pi
             nodes = c.messages / c.length
             for source, count in c.inputs:
                 below = self.classes[source].messages / self.classes[source].length
@@ -188,12 +193,12 @@ def _groups(hops: Sequence[Hop], inputs: Sequence[dict[int, float]]) -> list[lis
     return groups
 
 
-def _power(base: Tensor, exponent: int) -> Tensor:
-    """Return base^exponent by multiplications only, which all machines round alike."""
+def power(base: Tensor, exponent: int) -> Tensor:
+    """Return base^exponent, bounded, by multiplications only, which all machines round alike."""
     result = None
     while exponent:
         if exponent & 1:
             result = base if result is None else result * base
-        base, exponent = base * base, exponent >> 1
+        base, exponent = (base * base).clamp(max=_BOUNDLESS), exponent >> 1
     assert result is not None
     return result

@@ -16,12 +16,14 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from dynamiq.compressors.dynamiq.hops import HopModel
+from dynamiq.compressors.dynamiq.hops import HopModel, power
 
 _PER_OCTAVE = 8
-_LEAST, _GREATEST = -16, 56
-"""Octaves of the ratio: below, all codes are the narrowest, and above, the widest."""
-_SWEEPS = 8
+_LEAST, _GREATEST = -64, 56
+"""Octaves of the ratio; above, all codes are the widest."""
+_ALWAYS = 2.0**-90
+"""Worth of a step that is taken at the least ratio, and so at all of them."""
+_SWEEPS = 24
 
 
 @dataclass(frozen=True)
@@ -62,17 +64,31 @@ def joint_worth(model: HopModel, widths: Widths, correlation: float, pi: float) 
     """
     ratios = _ratios()
     row = _Row(model, widths, model.energies(ratios, torch.full_like(ratios, correlation)), pi)
-    # From several widths, for where one bit competes with two there is more than one end.
-    starts = (0, len(widths.bytes) // 2, len(widths.bytes) - 1)
-    ends = torch.stack([row.improved(start) for start in starts])
-    best = torch.stack([row.total(end) for end in ends]).argmin(0)
-    chosen = ends.gather(0, best.expand(1, model.sent, -1))[0]
-    # From the greatest ratio down: a step once taken stays taken at greater ratios.
-    lasting = chosen.flip(1).cummin(1).values.flip(1)
-    levels = torch.arange(len(widths.bytes))
-    taken = lasting[:, None, :] >= levels[:, None]
+    chosen = row.improved(row.best_uniform().expand(model.sent, -1))
+    return _worth(chosen, ratios, len(widths.bytes))
+
+
+@lru_cache(maxsize=256)
+def uniform_worth(model: HopModel, widths: Widths, correlation: float, pi: float) -> Tensor:
+    """Return the worth of each step if all hops have the same widths, float64[1, widths]."""
+    ratios = _ratios()
+    row = _Row(model, widths, model.energies(ratios, torch.full_like(ratios, correlation)), pi)
+    return _worth(row.best_uniform()[None], ratios, len(widths.bytes))
+
+
+def _worth(chosen: Tensor, ratios: Tensor, count: int) -> Tensor:
+    """Return the least ratio from which each of ``count`` widths is reached, float64[k, count].
+
+    Args:
+        chosen: int64[k, ratios], indices of widths.
+        ratios: float64[ratios], ascending.
+        count: Of widths.
+    """
+    # A width once reached is not given up at a greater ratio, whatever the others are there.
+    taken = chosen[:, None, :] >= torch.arange(count)[:, None]
     never = torch.tensor(torch.inf, dtype=torch.float64)
     first = torch.where(taken, ratios, never).amin(2)
+    first[first == ratios[0]] = _ALWAYS
     first[:, 0] = 0.0
     return first
 
@@ -91,20 +107,30 @@ class _Row:
         self._bytes = torch.tensor(self.widths.bytes, dtype=torch.float64)
         self._pi = torch.full_like(self.energies[0], self.pi)
 
-    def improved(self, start: int) -> Tensor:
+    def best_uniform(self) -> Tensor:
+        """Return int64[ratios], indices of the widths that are best for all classes together."""
+        shape = (self.model.sent, self.energies.shape[1])
+        choices = [torch.full(shape, index) for index in range(len(self.widths.bytes))]
+        return torch.stack([self.total(choice) for choice in choices]).argmin(0)
+
+    def improved(self, start: Tensor) -> Tensor:
         """Return int64[sent, ratios], indices of widths that no change at one class makes better.
 
         Args:
-            start: Index of the width to begin with.
+            start: int64[sent, ratios], where to begin.
         """
         model = self.model
-        chosen = torch.full((model.sent, self.energies.shape[1]), start)
+        chosen = start.clone()
 
         def choose(h: int, sensitivity: Tensor) -> Tensor:
-            weight = (self.energies[h] + peaked[h]) * model.classes[h].messages
-            lasting = (sensitivity * self._pi + 1.0)[:, None] * self._errors
-            costs = self._bytes * model.classes[h].transfers
-            chosen[h] = (weight[:, None] * lasting + costs).argmin(1)
+            c = model.classes[h]
+            # What a chain of hops adds, and what later ones make of it.
+            added = (power(self._errors * self.pi + 1.0, c.length) - 1.0) / self.pi
+            weight = (self.energies[h] + peaked[h]) * (sensitivity * self._pi + 1.0)
+            total = weight[:, None] * (added * (c.messages / c.length))
+            best = (total + self._bytes * c.transfers).argmin(1)
+            # By one width at a time: hops that all give way at once would drown each other.
+            chosen[h] += (best - chosen[h]).clamp(-1, 1)
             return self._errors[chosen[h]]
 
         for _ in range(_SWEEPS):
