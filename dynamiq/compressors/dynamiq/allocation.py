@@ -18,7 +18,7 @@ _CANDIDATES = 8
 _ROUNDS = 5
 """As many as narrow the range of prices down to one part in 64."""
 _LEAST_PRICE, _GREATEST_PRICE = (
-    int.from_bytes(struct.pack(">d", 2.0**exponent)) for exponent in (-300, 220)
+    int.from_bytes(struct.pack(">d", 2.0**exponent)) for exponent in (-300, 300)
 )
 
 
