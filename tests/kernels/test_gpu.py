@@ -17,7 +17,8 @@ from tests.kernels.devices import on
 from tests.kernels.operations import Call, fresh
 from tests.kernels.test_builds import DTYPES, bits, calls
 
-ROUNDINGS = ["stochastic", "correlated", "nearest"]
+ROUNDINGS = ["stochastic", "correlated", "nearest", "dithered"]
+SIGNS = 2**63 + 11
 
 
 def everything(c: Call) -> Iterator[tuple[str, Tensor]]:
@@ -44,12 +45,13 @@ def everything(c: Call) -> Iterator[tuple[str, Tensor]]:
         yield "store", result.bucket.entries
 
 
-def small_call(dtype: torch.dtype, rounding: str) -> Call:
-    """Return a call with a tail, several tiles and all widths."""
+def small_call(dtype: torch.dtype, rounding: str, *, rotated: bool = False) -> Call:
+    """Return a call with a tail, several tiles and all widths; rotated, with one scale each."""
     x = torch.randn(20_000, generator=torch.Generator().manual_seed(0)).to(dtype)
     address = Address(seed=1, call=2, hop=1, sender=1, world_size=3)
-    quantizer = operations.quantizer(WIDTHS, rounding)
-    return Call.of(x[1:], Layout(19_999, 3, 256), quantizer, address, chunk=1, tile_count=2)
+    quantizer = operations.quantizer(WIDTHS, rounding, None if rotated else "stochastic")
+    options = {"chunk": 1, "tile_count": 2, "signs": SIGNS if rotated else None}
+    return Call.of(x[1:], Layout(19_999, 3, 256), quantizer, address, **options)
 
 
 def assert_the_same_bits(call: Call) -> None:
@@ -65,11 +67,12 @@ def test_no_kernel_is_forgotten():
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("rotated", [False, True])
 @pytest.mark.parametrize("rounding", ROUNDINGS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_small_call(dtype, rounding):
+def test_a_small_call(dtype, rounding, rotated):
     """Few and short launches: what compute-sanitizer can watch."""
-    assert_the_same_bits(small_call(dtype, rounding))
+    assert_the_same_bits(small_call(dtype, rounding, rotated=rotated))
 
 
 @pytest.mark.gpu
