@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynamiq import Butterfly, Call, DynamiQCompressor, Layout, Message, Ring, State
-from dynamiq.compressors.dynamiq.memory import OBSERVATIONS
+from dynamiq.compressors.dynamiq.memory import LEAST_OBSERVED, OBSERVATIONS
 from dynamiq.kernels.wire import supergroup_bytes
 from tests.contracts.compressor import uneven_bounds
 
@@ -50,7 +50,7 @@ def cases(draw):
 def decided(compressor, layout, schedule, call, energy, state):
     """Return the encoding of a call with these energies, and the state after it."""
     parts = [energy, torch.zeros_like(energy)] if compressor.means else [energy]
-    if compressor.hop_aware:
+    if compressor.hop_aware and layout.units >= LEAST_OBSERVED:
         parts.append(torch.zeros(OBSERVATIONS))
     encoding = compressor.encode(torch.cat(parts), layout, schedule, call, state)
     rank = schedule.world_size - 1
@@ -106,7 +106,8 @@ def test_messages_stay_within_the_budget(case):
         )
         passes = 2 if gather else 1
         statistics = compressor.statistics_bytes * layout.units
-        statistics += 2 * OBSERVATIONS if compressor.hop_aware else 0
+        observes = compressor.hop_aware and layout.units >= LEAST_OBSERVED
+        statistics += 2 * OBSERVATIONS if observes else 0
         # Statistics cross twice even where there is no all-gather.
         sent += 2 * (n - 1) * statistics
         least = supergroup_bytes(compressor.widths[0], compressor.group_scales) * layout.units

@@ -45,6 +45,7 @@ INNER = [
     RotatedIntegers(),
     NonZeroBlocks(),
     AdaptiveFixedPoint(),
+    DynamiQCompressor.rotated(4.0),
 ]
 TOPOLOGIES = [Ring(), Butterfly()]
 

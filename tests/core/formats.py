@@ -79,6 +79,20 @@ FORMATS = (
         )
         for rounding in ("correlated", "stochastic", "nearest")
     ),
+    *(
+        Format(
+            f"dynamiq-{name}",
+            recipe(5.0),
+            3e-2,
+            256,
+            random=True,
+            unbiased=True,
+        )
+        for name, recipe in (
+            ("local", DynamiQCompressor.local),
+            ("rotated", DynamiQCompressor.rotated),
+        )
+    ),
     Format(
         "dynamiq-16-bits",
         DynamiQCompressor(bit_budget=10, widths=(1, 4, 16), rounding="stochastic"),

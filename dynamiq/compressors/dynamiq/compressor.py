@@ -12,7 +12,7 @@ from dynamiq.compressors.dynamiq.decision import Problem
 from dynamiq.compressors.dynamiq.encoding import DynamiQEncoding, Work
 from dynamiq.compressors.dynamiq.geometry import Capacities, Supergroups
 from dynamiq.compressors.dynamiq.hops import HopModel
-from dynamiq.compressors.dynamiq.memory import OBSERVATIONS, Memory, Past, Slice
+from dynamiq.compressors.dynamiq.memory import LEAST_OBSERVED, OBSERVATIONS, Memory, Past, Slice
 from dynamiq.compressors.dynamiq.order import Deal
 from dynamiq.compressors.dynamiq.quantizers import LEVELLED_BELOW, exponential_levels
 from dynamiq.compressors.dynamiq.spectrum import Spectrum
@@ -159,13 +159,14 @@ class DynamiQCompressor(Compressor):
     def statistics(self, x: Tensor, layout: Layout, call: Call, state: State) -> Statistics:
         """Return the energies, then the means, of all supergroups that hold entries (§3.1).
 
-        At the end, what this rank has measured of the previous result, if hops have shares.
+        At the end, what this rank has measured of the previous result, if hops have shares and the
+        bucket is large enough for that to cost little.
         """
         supergroups = Supergroups.of(layout, x.device)
         bucket = Bucket(entries_of(x), supergroups.slices, layout.positions)
         energy, mean = ops.statistics(bucket, layout.world_size)
         parts = [part[supergroups.real] for part in ([energy, mean] if self.means else [energy])]
-        if self.hop_aware:
+        if self._observes(layout):
             parts.append(state.private.get("observed", x.new_zeros(OBSERVATIONS)).float())
         return Statistics(torch.cat(parts), "sum", "bf16")
 
@@ -202,10 +203,15 @@ class DynamiQCompressor(Compressor):
             return past.state
         layout, call = encoding.layout, encoding.call
         model = encoding.decision.problem.model
-        memory = past.memory.learned(past.observed, model.world_size)
+        observes = self._observes(layout)
+        memory = past.memory
+        if observes:
+            memory = memory.learned(past.observed, model.world_size)
         if not past.memory.is_due:
             return State(replace(memory, calls=memory.calls + 1).shared())
         memory = encoding.decision.next_memory(memory)
+        if not observes:
+            return State(memory.shared())
         start, stop = layout.slice_bounds(work.rank)
         first = work.rank * layout.positions
         assert work.stored is not None
@@ -218,6 +224,9 @@ class DynamiQCompressor(Compressor):
         )
         return State(memory.shared(), {"observed": own.observe()})
 
+    def _observes(self, layout: Layout) -> bool:
+        return self.hop_aware and layout.units >= LEAST_OBSERVED
+
     def _problem(
         self, layout: Layout, schedule: Schedule, call: Call, device: torch.device
     ) -> Problem:
@@ -226,7 +235,7 @@ class DynamiQCompressor(Compressor):
         # Statistics cross twice; so do the entries, unless there is no all-gather.
         crossings = 1 if call.gather else 2
         of_statistics = self.statistics_bytes * layout.units
-        if self.hop_aware:
+        if self._observes(layout):
             of_statistics += STATISTIC_BYTES * OBSERVATIONS
         budget = self.bit_budget * SUPERGROUP / 8
         budget -= crossings * of_statistics / max(1, layout.units)

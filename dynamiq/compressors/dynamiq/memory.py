@@ -37,6 +37,8 @@ _UNKNOWN = 0.5
 """ρ of a band that is mostly noise: too small a value would let noise grow unchecked."""
 _FIRST, _EVERY = 4, 8
 """Calls that are learned from."""
+LEAST_OBSERVED = 64
+"""Supergroups of a bucket from which on ranks tell each other what they have measured."""
 _SAMPLE = 64
 """Supergroups whose shape a rank looks at."""
 _LARGEST = 2.0**100
