@@ -103,15 +103,6 @@ class Layout:
         ]
         return torch.cat(counts)
 
-    def partial_units(self) -> list[tuple[int, int]]:
-        """Return (unit of the padded bucket, true entries) of units that are partly padding."""
-        tails = []
-        for c in range(self.world_size):
-            whole, rest = divmod(self.slice_numel(c), self.unit)
-            if rest:
-                tails.append((c * self.positions + whole, rest))
-        return tails
-
     def pad(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         """Return x[d] as dtype[n, p * unit], zeros in the padding; always a copy."""
         padded = torch.zeros(self.world_size, self.chunk_numel, dtype=dtype, device=x.device)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dynamiq.core import randomness
-from dynamiq.core.arithmetic import divide
+from dynamiq.core.arithmetic import divide, tree_sum
 from dynamiq.core.randomness import Stream
 from dynamiq.kernels.operands import Bucket, Result, Values
 from dynamiq.kernels.quantization import dequantize, private_key, quantize
@@ -148,10 +148,10 @@ def _statistics(bucket: Bucket, units: Tensor, limit: float) -> tuple[Tensor, Te
     factor[largest < _TINY] = 2.0**100
     y = x * factor[:, None]
     undo = factor.double()
-    energy = _tree_sum(y * y).double() / undo / undo
+    energy = tree_sum(y * y).double() / undo / undo
     saturated = energy.clamp(2.0**-126, limit)
     energy = torch.where((energy > 0) & energy.isfinite(), saturated, energy).float()
-    mean = (_tree_sum(y) / counts.clamp(min=1)).double() / undo
+    mean = (tree_sum(y) / counts.clamp(min=1)).double() / undo
     mean = mean.clamp(-limit, limit).float()
     return _canonical(energy), _canonical(mean)
 
@@ -224,14 +224,6 @@ def _decoded(payload: Tensor, tiles: Tiles, quantizer: Quantizer) -> Iterator[tu
                 coded = (codes, group_codes, scale.view(-1).float())
                 x = dequantize(coded, _units(tiles, batch), index, quantizer, tiles.address)
             yield from zip(batch, x.split([r.stop - r.start for r in batch]), strict=True)
-
-
-def _tree_sum(x: Tensor) -> Tensor:
-    """Sum float32[k, 256] over a binary tree: entry i and i + 128 first, then i + 64, ..."""
-    while x.shape[1] > 1:
-        half = x.shape[1] // 2
-        x = x[:, :half] + x[:, half:]
-    return x[:, 0]
 
 
 def _batches(items: list[Run], quantizer: Quantizer) -> list[list[Run]]:

@@ -125,13 +125,6 @@ class TestTails:
 
         assert torch.equal(layout.true_entries(), counted.long())
 
-    @given(layouts())
-    def test_partial_units_are_the_ones_between_empty_and_full(self, layout):
-        counts = layout.true_entries().tolist()
-        expected = [(i, count) for i, count in enumerate(counts) if 0 < count < layout.unit]
-
-        assert layout.partial_units() == expected
-
 
 class TestSegments:
     @given(st.integers(1, 300), st.integers(1, 400))
