@@ -21,10 +21,17 @@ from torch import Tensor
 from dynamiq import DynamiQCompressor
 from dynamiq.compressors.dynamiq.compressor import WIDTHS
 from dynamiq.compressors.dynamiq.errors import shape_of
-from dynamiq.kernels import ops
-from dynamiq.kernels.operands import Bucket, Result, Values
-from dynamiq.kernels.rotation import rotate
-from dynamiq.kernels.wire import SUPERGROUP, Address, GroupScales, Quantizer, Rounding, Tiles
+from dynamiq.kernels.supergroups import ops
+from dynamiq.kernels.supergroups.operands import Bucket, Result, Values
+from dynamiq.kernels.supergroups.rotation import rotate
+from dynamiq.kernels.supergroups.wire import (
+    SUPERGROUP,
+    Address,
+    GroupScales,
+    Quantizer,
+    Rounding,
+    Tiles,
+)
 
 RECIPES: tuple[tuple[Rounding, GroupScales | None], ...] = (
     ("stochastic", None),

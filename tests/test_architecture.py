@@ -208,7 +208,7 @@ LEGAL = [
     ("compressors.mine.scales", "from ...core import layout\nfrom . import allocation"),
 ]
 ILLEGAL = [
-    ("core.layout", "from dynamiq.kernels import ops"),
+    ("core.layout", "from dynamiq.kernels.supergroups import ops"),
     ("core.layout", "from .. import kernels"),
     ("core.layout", "from dynamiq import Pipeline"),
     ("core.layout", "def f():\n    from ..pipeline import Pipeline"),
@@ -230,9 +230,9 @@ ILLEGAL = [
     ("planner.cost", "import torch as t\nt.cuda.synchronize()"),
     ("planner.cost", "import rich"),
     ("simulation.plot", "from matplotlib.figure import Figure"),
-    ("simulation.limit", "from dynamiq.kernels.wire import SUPERGROUP"),
+    ("simulation.limit", "from dynamiq.kernels.supergroups.wire import SUPERGROUP"),
     ("integrations.lightning", "import lightning"),
-    ("integrations.lightning", "def f(): from dynamiq.kernels import ops"),
+    ("integrations.lightning", "def f(): from dynamiq.kernels.supergroups import ops"),
     ("", "from dynamiq.cli import main"),
     ("elsewhere", "import math"),
 ]

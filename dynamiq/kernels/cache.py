@@ -22,10 +22,10 @@ def cache_folder() -> Path:
     return Path.home() / ".cache" / "dynamiq"
 
 
-def source_digest(folder: Path) -> bytes:
-    """Return a digest of the kernel sources in a folder: of their names and their bytes."""
+def source_digest(*folders: Path) -> bytes:
+    """Return a digest of the kernel sources in folders: of their names and their bytes."""
     digest = hashlib.sha256()
-    for path in sorted([*folder.glob("*.cu"), *folder.glob("*.cuh")]):
+    for path in (p for f in folders for p in sorted([*f.glob("*.cu"), *f.glob("*.cuh")])):
         content = path.read_bytes()
         digest.update(f"{path.name} {len(content)}\n".encode())
         digest.update(content)

@@ -20,14 +20,14 @@ import shutil
 import subprocess
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
 from dynamiq.core.errors import KernelError
 from dynamiq.kernels.cache import cache_folder, source_digest
-from dynamiq.kernels.registry import KERNELS, SOURCE
+from dynamiq.kernels.registry import KernelSpec, kernels_of
 from dynamiq.kernels.threads import in_parts
 
 COMPILERS = ("c++", "g++", "clang++")
@@ -46,15 +46,15 @@ _log = logging.getLogger(__name__)
 
 
 class Library:
-    """The kernels for one entry format ("FP32", "BF16" or "FP16")."""
+    """A family's kernels for one entry format ("FP32", "BF16" or "FP16")."""
 
-    def __init__(self, entry_format: str) -> None:
+    def __init__(self, family: str, entry_format: str) -> None:
         """Load the kernels, compiling those that the cache does not have.
 
         Raises:
             KernelError: There is no compiler, or it fails, or what it made cannot be loaded.
         """
-        with _compiled(find_compiler(), entry_format) as paths:
+        with _compiled(find_compiler(), kernels_of(family), entry_format) as paths:
             self._functions = {path.stem: _function(path) for path in paths}
 
     def run(self, kernel: str, arguments: ctypes.Structure, count: int) -> None:
@@ -67,10 +67,10 @@ class Library:
 
 
 @cache
-def library(entry_format: str) -> Library | None:
-    """Return the kernels for an entry format; None, with a warning, where they cannot be built."""
+def library(family: str, entry_format: str) -> Library | None:
+    """Return a family's kernels for an entry format; None, with a warning, if there is no way."""
     try:
-        return Library(entry_format)
+        return Library(family, entry_format)
     except KernelError as error:
         # compress, 2^20 entries of 4 bits, one thread of an AVX-512 CPU: 15 instead of 608 million
         # entries/s; python -m evaluation.kernels --entries 1048576, with CXX=false and without.
@@ -114,14 +114,18 @@ def _words(variable: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def _compiled(compiler: tuple[str, ...], entry_format: str) -> Iterator[list[Path]]:
-    """Provide the libraries of all kernels: from the cache, or made and kept, or only made."""
+def _compiled(
+    compiler: tuple[str, ...], specs: Sequence[KernelSpec], entry_format: str
+) -> Iterator[list[Path]]:
+    """Provide a family's libraries: from the cache, or made and kept, or only made."""
     identity = _run([*compiler, *flags(), "-dM", "-E", os.devnull])
-    digest = hashlib.sha256(source_digest(SOURCE) + shlex.join(flags()).encode() + identity)
+    family = specs[0]
+    sources = source_digest(family.folder, family.root)
+    digest = hashlib.sha256(sources + shlex.join(flags()).encode() + identity)
     with contextlib.ExitStack() as stack:
         try:
             folder = cache_folder() / f"host-{digest.hexdigest()[:32]}" / entry_format.lower()
-            if not all(map(_is_intact, _paths(folder))):
+            if not all(map(_is_intact, _paths(specs, folder))):
                 folder.mkdir(parents=True, exist_ok=True)
                 lock = stack.enter_context((folder / "lock").open("ab"))
                 fcntl.flock(lock, fcntl.LOCK_EX)
@@ -129,7 +133,7 @@ def _compiled(compiler: tuple[str, ...], entry_format: str) -> Iterator[list[Pat
                 stack.callback(fcntl.flock, lock, fcntl.LOCK_UN)
                 for unfinished in folder.glob("making-*"):  # by a process that was killed
                     shutil.rmtree(unfinished, ignore_errors=True)
-                _compile_missing(compiler, entry_format, folder)
+                _compile_missing(compiler, specs, entry_format, folder)
         except (OSError, RuntimeError, KernelError) as error:
             if isinstance(error, KernelError) and _has_room(folder):
                 raise
@@ -140,10 +144,10 @@ def _compiled(compiler: tuple[str, ...], entry_format: str) -> Iterator[list[Pat
             )
             try:
                 folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dynamiq-")))
-                _compile_missing(compiler, entry_format, folder)
+                _compile_missing(compiler, specs, entry_format, folder)
             except OSError as error:
                 raise KernelError(f"there is no place for compiled kernels: {error}") from error
-        yield _paths(folder)
+        yield _paths(specs, folder)
 
 
 def _has_room(folder: Path) -> bool:
@@ -151,8 +155,8 @@ def _has_room(folder: Path) -> bool:
     return folder.is_dir() and shutil.disk_usage(folder).free > _ROOM_BYTES
 
 
-def _paths(folder: Path) -> list[Path]:
-    return [folder / f"{kernel}.so" for kernel in KERNELS]
+def _paths(specs: Sequence[KernelSpec], folder: Path) -> list[Path]:
+    return [folder / f"{spec.name}.so" for spec in specs]
 
 
 def _function(path: Path) -> "ctypes._NamedFuncPointer":
@@ -169,19 +173,21 @@ def _function(path: Path) -> "ctypes._NamedFuncPointer":
     return function  # type: ignore[no-any-return]
 
 
-def _compile_missing(compiler: tuple[str, ...], entry_format: str, folder: Path) -> None:
-    missing = [path for path in _paths(folder) if not _is_intact(path)]
+def _compile_missing(
+    compiler: tuple[str, ...], specs: Sequence[KernelSpec], entry_format: str, folder: Path
+) -> None:
+    paths = zip(specs, _paths(specs, folder), strict=True)
+    missing = [(spec, path) for spec, path in paths if not _is_intact(path)]
     with ThreadPoolExecutor(os.cpu_count()) as threads:
-        list(threads.map(lambda path: _compile(compiler, entry_format, path), missing))
+        list(threads.map(lambda m: _compile(compiler, m[0], entry_format, m[1]), missing))
 
 
-def _compile(compiler: tuple[str, ...], entry_format: str, path: Path) -> None:
+def _compile(compiler: tuple[str, ...], spec: KernelSpec, entry_format: str, path: Path) -> None:
     """Compile a kernel, and put it in place in one step, with its digest after its last byte."""
-    source = str(SOURCE / f"{path.stem}.cu")
     with tempfile.TemporaryDirectory(dir=path.parent, prefix="making-") as folder:
         made = Path(folder) / path.name
-        options = [f"-DENTRY_{entry_format}", "-shared", "-fPIC", "-o", str(made)]
-        command = [*compiler, *flags(), *options, source]
+        options = [f"-DENTRY_{entry_format}", f"-I{spec.root}", "-shared", "-fPIC", "-o", str(made)]
+        command = [*compiler, *flags(), *options, str(spec.source)]
         _run(command)
         if not made.is_file():
             raise KernelError(

@@ -15,7 +15,7 @@ import torch
 
 from dynamiq.core.errors import KernelError
 from dynamiq.kernels.nvrtc import CompiledKernel, compile_kernel, known_architectures
-from dynamiq.kernels.registry import KERNELS, find_kernel, for_device
+from dynamiq.kernels.registry import find_kernel, for_device, kernels_of
 
 THREADS_PER_SUPERGROUP = 16
 THREADS_PER_BLOCK = 128
@@ -54,17 +54,18 @@ def launch(
 
 @cache
 def launcher(
-    entry_format: str, device: torch.device
+    family: str, entry_format: str, device: torch.device
 ) -> Callable[[str, ctypes.Structure, int], None] | None:
-    """Return :func:`launch` for one entry format and device: called as the host build is.
+    """Return :func:`launch` for a family, entry format and device: called as the host build is.
 
     Where no kernel can be compiled for the device it is None, after a warning.
     """
     try:
         index = _index(device)
         with torch.cuda.device(index):
-            for name in KERNELS:  # all at once, before any of them has written something
-                _loaded(name, entry_format, index)
+            # All at once, before any of them has written something.
+            for spec in kernels_of(family):
+                _loaded(spec.name, entry_format, index)
     except KernelError as error:
         warnings.warn(
             f"dynamiq compresses {entry_format} on {device} with torch operations, many times "

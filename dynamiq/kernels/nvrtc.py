@@ -6,7 +6,7 @@ What was compiled is kept in the cache folder, see :mod:`dynamiq.kernels.cache`.
 import hashlib
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -93,7 +93,7 @@ def _options(spec: KernelSpec, entry_format: str, target: Target, only_width: in
         arch=str(target),
         std="c++17",
         fma=False,  # a fused multiply-add rounds once: other bits than the reference's
-        include_path=[str(spec.folder)],
+        include_path=[str(spec.folder), str(spec.root)],
         define_macro=macros,
     )
 
@@ -106,17 +106,18 @@ def _compile(spec: KernelSpec, source: str, options: Any, target: Target) -> byt
     except Exception as error:  # cuda.core's own exceptions derive from Exception only
         raise KernelError(
             f"the kernel {spec.name} cannot be compiled for {target}: {str(error).strip()}\n"
-            f"{_excerpts(str(error), spec.folder)}"
+            f"{_excerpts(str(error), (spec.folder, spec.root))}"
         ) from error
 
 
-def _excerpts(log: str, folder: Path) -> str:
+def _excerpts(log: str, folders: Iterable[Path]) -> str:
     """Return the lines around the first errors of a log, with their numbers."""
     places = re.findall(r"^(.+?)\((\d+)\): (?:catastrophic )?error", log, re.MULTILINE)
     parts = []
     for name, number in list(dict.fromkeys(places))[:3]:
-        path, wrong = folder / Path(name).name, int(number)
-        if not path.exists():
+        wrong = int(number)
+        path = next((p for f in folders if (p := f / Path(name).name).exists()), None)
+        if path is None:
             continue
         lines = list(enumerate(path.read_text("utf-8").splitlines(), start=1))
         shown = lines[max(0, wrong - 4) : wrong + 3]
@@ -133,7 +134,7 @@ def _key(source: str, options: Any, target: Target, spec: KernelSpec) -> bytes:
         code_type="c++",
         options=options,
         target_type=target.form,
-        extra_digest=source_digest(spec.folder),  # of the headers
+        extra_digest=source_digest(spec.folder, spec.root),  # of the headers
     )
     return key
 

@@ -9,13 +9,16 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
+
 from dynamiq.core.errors import KernelError
-from dynamiq.kernels import operands
 from dynamiq.kernels.architecture import Architecture, Target
 
 SOURCE = Path(__file__).parent / "source"
-ENTRY_FORMATS = tuple(operands.ENTRY_FORMATS.values())
-"""How the entries of a bucket may be stored; the macro is ``ENTRY_FP32``."""
+ENTRY_DTYPES = {torch.float32: "FP32", torch.bfloat16: "BF16", torch.float16: "FP16"}
+"""What kernels read and write, by dtype."""
+ENTRY_FORMATS = tuple(ENTRY_DTYPES.values())
+"""How entries may be stored; the macro is ``ENTRY_FP32``."""
 WIDTHS = (*range(1, 11), 16)
 """Bits of a code that a kernel with widths can be specialised to."""
 
@@ -33,19 +36,26 @@ class KernelSpec:
 
     Attributes:
         name: The function's name.
+        family: The format that it works for: the name of the folder of its source.
         has_widths: Whether it takes the width of codes as an argument.
         entry_formats: Formats of entries that it can be built for.
         minimum: The oldest architecture that it can be built for.
         verified_on: Architecture → the GPU on which the kernel gave the reference's bits.
-        folder: Where its source and the headers are.
+        root: Where the folders of families are, and the headers that they share.
     """
 
     name: str
-    has_widths: bool
+    family: str
+    has_widths: bool = False
     entry_formats: tuple[str, ...] = ENTRY_FORMATS
     minimum: Architecture = ARCHITECTURES[0]
     verified_on: Mapping[Architecture, str] = field(default_factory=dict)
-    folder: Path = SOURCE
+    root: Path = SOURCE
+
+    @property
+    def folder(self) -> Path:
+        """Its source and the headers of its family."""
+        return self.root / self.family
 
     @property
     def source(self) -> Path:
@@ -72,14 +82,19 @@ class KernelSpec:
 KERNELS = {
     spec.name: spec
     for spec in (
-        KernelSpec("statistics", has_widths=False),
-        KernelSpec("compress", has_widths=True),
-        KernelSpec("decompress", has_widths=True),
-        KernelSpec("decompress_accumulate", has_widths=True),
-        KernelSpec("decompress_accumulate_recompress", has_widths=True),
-        KernelSpec("store", has_widths=False),
+        KernelSpec("statistics", "supergroups"),
+        KernelSpec("compress", "supergroups", has_widths=True),
+        KernelSpec("decompress", "supergroups", has_widths=True),
+        KernelSpec("decompress_accumulate", "supergroups", has_widths=True),
+        KernelSpec("decompress_accumulate_recompress", "supergroups", has_widths=True),
+        KernelSpec("store", "supergroups"),
     )
 }
+
+
+def kernels_of(family: str) -> tuple[KernelSpec, ...]:
+    """Return the kernels of one format."""
+    return tuple(spec for spec in KERNELS.values() if spec.family == family)
 
 
 def find_kernel(name: str) -> KernelSpec:

@@ -4,7 +4,7 @@ from dynamiq.kernels.architecture import Target
 from dynamiq.kernels.nvrtc import compile_kernel
 from dynamiq.kernels.registry import find_architecture, find_kernel
 from dynamiq.kernels.sass import disassemble
-from dynamiq.kernels.wire import SUPERGROUP, TILE
+from dynamiq.kernels.supergroups.wire import SUPERGROUP, TILE
 from dynamiq.roofline.machine import Machine
 from dynamiq.roofline.row import Row
 from dynamiq.roofline.traffic import traffic

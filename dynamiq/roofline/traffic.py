@@ -7,7 +7,7 @@ quantiser's tables. So this is the least that any implementation moves between m
 
 from dataclasses import dataclass
 
-from dynamiq.kernels.wire import SUPERGROUP, TILE, supergroup_bytes
+from dynamiq.kernels.supergroups.wire import SUPERGROUP, TILE, supergroup_bytes
 
 ENTRY_BYTES = {"FP32": 4, "BF16": 2, "FP16": 2}
 """Bytes of an entry, by entry format."""

@@ -21,17 +21,17 @@ import torch
 from torch import Tensor
 
 from dynamiq.core.layout import Layout
-from dynamiq.kernels import host, ops
-from dynamiq.kernels.operands import ENTRY_FORMATS
-from dynamiq.kernels.registry import KERNELS, WIDTHS
-from dynamiq.kernels.wire import GROUP, SUPERGROUP, TILE, Address, Rounding
+from dynamiq.kernels import host
+from dynamiq.kernels.registry import ENTRY_DTYPES, KERNELS, WIDTHS
+from dynamiq.kernels.supergroups import ops
+from dynamiq.kernels.supergroups.wire import GROUP, SUPERGROUP, TILE, Address, Rounding
 from dynamiq.roofline.traffic import COPY, traffic
 from tests.benchmarks.stepping import executed_per_item
-from tests.kernels import operations
 from tests.kernels.devices import on
-from tests.kernels.operations import Call
+from tests.kernels.supergroups import operations
+from tests.kernels.supergroups.operations import Call
 
-FORMATS = {name: dtype for dtype, name in ENTRY_FORMATS.items()}
+FORMATS = {name: dtype for dtype, name in ENTRY_DTYPES.items()}
 MANY, FEW = 1 << 24, 1 << 23
 ROUNDS = 9
 COUNTED = 4
@@ -78,7 +78,7 @@ def build(entry_format: str, device: str) -> str:
     """Return what was compiled, and by what."""
     if device != "cpu":
         return f"NVRTC, {torch.cuda.get_device_name(device)}"
-    if host.library(entry_format) is None:
+    if host.library("supergroups", entry_format) is None:
         return "torch, the reference"
     command = [*host.find_compiler(), "--version"]
     version = subprocess.run(command, capture_output=True, text=True, check=True).stdout

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tests.kernels import oracle
+from tests.kernels.supergroups import oracle
 
 OVERHEAD_BITS = 8 / 16 + 16 / 256 + 32 / 256
 """Group scale, supergroup scale and two BF16 statistics, per entry."""

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dynamiq.compressors.dynamiq.order import Deal
 from dynamiq.core.layout import Layout
-from dynamiq.kernels.wire import SUPERGROUP, TILE
+from dynamiq.kernels.supergroups.wire import SUPERGROUP, TILE
 
 
 def energies_of(layout, draw_value):

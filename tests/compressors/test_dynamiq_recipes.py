@@ -13,9 +13,9 @@ from dynamiq.core.drivers import Meter, lockstep
 from dynamiq.core.layout import Layout
 from dynamiq.core.message import Call
 from dynamiq.core.metrics import simulate, vnmse
-from dynamiq.kernels import ops
-from dynamiq.kernels.operands import Bucket, Result, Values
-from dynamiq.kernels.wire import Address, Tiles
+from dynamiq.kernels.supergroups import ops
+from dynamiq.kernels.supergroups.operands import Bucket, Result, Values
+from dynamiq.kernels.supergroups.wire import Address, Tiles
 from evaluation.relative_errors import quantizer_of
 
 TOPOLOGIES = {"ring": Ring(), "butterfly": Butterfly()}

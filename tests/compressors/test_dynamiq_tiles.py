@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from dynamiq import Butterfly, Call, DynamiQCompressor, Layout, Message, Ring, State
 from dynamiq.compressors.dynamiq.memory import LEAST_OBSERVED, OBSERVATIONS
-from dynamiq.kernels.wire import supergroup_bytes
+from dynamiq.kernels.supergroups.wire import supergroup_bytes
 from tests.contracts.compressor import uneven_bounds
 
 RECIPES = {

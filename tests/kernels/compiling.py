@@ -25,4 +25,4 @@ def write_kernel(folder: Path, source: str = SOURCE, header: str = HEADER) -> Ke
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "sample.cu").write_text(source, "utf-8")
     (folder / "combine.cuh").write_text(header, "utf-8")
-    return KernelSpec("sample", has_widths=True, folder=folder)
+    return KernelSpec("sample", folder.name, has_widths=True, root=folder.parent)

@@ -55,6 +55,13 @@ def test_the_digest_is_of_names_and_bytes(sources):
     assert len(set(digests)) == 4
 
 
+def test_the_digest_is_of_all_folders(sources, tmp_path_factory):
+    other = tmp_path_factory.mktemp("other")
+    before = source_digest(sources, other)
+    (other / "a.cuh").write_text("one")
+    assert source_digest(sources, other) != before
+
+
 def test_the_digest_is_of_sources_only(sources):
     before = source_digest(sources)
     (sources / "notes.md").write_text("for people")

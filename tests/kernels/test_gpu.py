@@ -9,13 +9,13 @@ from hypothesis import given
 from torch import Tensor
 
 from dynamiq.core.layout import Layout
-from dynamiq.kernels import ops
 from dynamiq.kernels.registry import KERNELS, WIDTHS
-from dynamiq.kernels.wire import Address
-from tests.kernels import operations
+from dynamiq.kernels.supergroups import ops
+from dynamiq.kernels.supergroups.wire import Address
 from tests.kernels.devices import on
-from tests.kernels.operations import Call, fresh
-from tests.kernels.test_builds import DTYPES, bits, calls
+from tests.kernels.supergroups import operations
+from tests.kernels.supergroups.operations import Call, fresh
+from tests.kernels.supergroups.test_builds import DTYPES, bits, calls
 
 ROUNDINGS = ["stochastic", "correlated", "nearest", "dithered"]
 SIGNS = 2**63 + 11

@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -17,10 +18,12 @@ import torch
 
 from dynamiq.core.errors import KernelError
 from dynamiq.core.layout import Layout
-from dynamiq.kernels import host, ops, reference
-from dynamiq.kernels.wire import Address
-from tests.kernels import operations
-from tests.kernels.operations import Call
+from dynamiq.kernels import host
+from dynamiq.kernels.registry import SOURCE, kernels_of
+from dynamiq.kernels.supergroups import ops, reference
+from dynamiq.kernels.supergroups.wire import Address
+from tests.kernels.supergroups import operations
+from tests.kernels.supergroups.operations import Call
 from tests.processes import run_ranks
 
 COMPILER = host.find_compiler()[0]
@@ -46,7 +49,7 @@ def made(tmp_path_factory):
     with mock.patch.dict(
         os.environ, DYNAMIQ_CACHE=str(folder), DYNAMIQ_HOST_FLAGS="-O0", CXX=COMPILER
     ):
-        host.Library("FP32")
+        host.Library("supergroups", "FP32")
     return folder
 
 
@@ -106,7 +109,7 @@ def test_a_damaged_library_is_made_again_and_no_other(cache, made, damage):
     good = damaged.read_bytes()
     damage(damaged)
 
-    assert host.library("FP32")
+    assert host.library("supergroups", "FP32")
 
     assert damaged.stat().st_size == len(good)
     assert {path: path.stat().st_ino for path in whole} == kept
@@ -116,7 +119,7 @@ def test_a_damaged_library_is_made_again_and_no_other(cache, made, damage):
 def test_what_is_whole_is_not_made_again(cache, made, monkeypatch, script):
     shutil.copytree(made, cache)
     monkeypatch.setenv("CXX", script("[[ $* == *-shared* ]] && exit 1; exec c++ $*"))
-    assert host.library("FP32")
+    assert host.library("supergroups", "FP32")
     assert_right()
 
 
@@ -128,7 +131,7 @@ def test_without_a_cache_kernels_are_made_for_this_process(place, tmp_path, monk
     monkeypatch.setenv("DYNAMIQ_CACHE", str(tmp_path / folders[place]))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
 
-    assert host.library("FP32")
+    assert host.library("supergroups", "FP32")
 
     assert_right()
     (record,) = caplog.records
@@ -143,7 +146,7 @@ def test_without_any_place_the_reason_is_said(tmp_path, monkeypatch):
     monkeypatch.setenv("DYNAMIQ_CACHE", str(tmp_path / "file"))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "file"))
     with pytest.raises(KernelError, match=r"there is no place for compiled kernels: .*file"):
-        host.Library("FP32")
+        host.Library("supergroups", "FP32")
 
 
 BROKEN = {
@@ -208,29 +211,33 @@ def test_of_processes_that_start_at_once_one_compiles(cache, script, tmp_path):
     results = run_ranks(made_with, 4, environment, group=False)
 
     compiled = sorted(Path(line).stem for line in log.read_text().splitlines())
-    assert compiled == sorted(host.KERNELS)
+    assert compiled == sorted(spec.name for spec in kernels_of("supergroups"))
     assert results == [[tensor.tolist() for tensor in result(build=reference)]] * 4
 
 
+@pytest.mark.parametrize("header", ["supergroups/wire.cuh", "team.cuh"])
 def test_sources_flags_compiler_and_cpu_have_folders_of_their_own(
-    cache, script, tmp_path, monkeypatch
+    cache, script, tmp_path, monkeypatch, header
 ):
+    def moved(family):
+        return [replace(spec, root=tmp_path / "source") for spec in kernels_of(family)]
+
     monkeypatch.setenv("CXX", script(MAKES_GARBAGE))
     changes = [
         lambda: None,
         lambda: monkeypatch.setenv("DYNAMIQ_HOST_FLAGS", "-O1"),
         lambda: monkeypatch.setenv("DYNAMIQ_HOST_FLAGS", "-O1 -march=x86-64-v2"),
         lambda: monkeypatch.setenv("CXX", f"{tmp_path}/compiler -D__VERSION__='another'"),
-        lambda: monkeypatch.setattr(host, "SOURCE", tmp_path / "source"),
+        lambda: monkeypatch.setattr(host, "kernels_of", moved),
     ]
-    shutil.copytree(host.SOURCE, tmp_path / "source")
-    with (tmp_path / "source" / "wire.cuh").open("a") as file:
+    shutil.copytree(SOURCE, tmp_path / "source")
+    with (tmp_path / "source" / header).open("a") as file:
         file.write("// another comment\n")
     for count, change in enumerate(changes, 1):
         change()
         for _ in range(2):
             with pytest.raises(KernelError, match="cannot be loaded"):
-                host.Library("FP32")
+                host.Library("supergroups", "FP32")
             assert len(list(cache.iterdir())) == count
 
 
@@ -240,7 +247,11 @@ def test_a_process_that_is_killed_while_it_compiles_leaves_no_damage(cache, scri
         '\nexec c++ "$@"'
     )
     process = subprocess.Popen(
-        [sys.executable, "-c", "from dynamiq.kernels import host; host.library('FP32')"],
+        [
+            sys.executable,
+            "-c",
+            "from dynamiq.kernels import host; host.library('supergroups', 'FP32')",
+        ],
         env={**os.environ, "CXX": compiler},
         start_new_session=True,
     )
@@ -252,10 +263,10 @@ def test_a_process_that_is_killed_while_it_compiles_leaves_no_damage(cache, scri
     (folder,) = cache.glob("*/fp32")
     assert list(folder.glob("making-*/*.so")), "it was in the middle of it"
 
-    assert host.library("FP32")
+    assert host.library("supergroups", "FP32")
 
     assert_right()
-    expected = {"lock", *(f"{kernel}.so" for kernel in host.KERNELS)}
+    expected = {"lock", *(f"{spec.name}.so" for spec in kernels_of("supergroups"))}
     assert {path.name for path in folder.iterdir()} == expected
 
 

@@ -18,7 +18,7 @@ from dynamiq.kernels import launch, registry
 from dynamiq.kernels.architecture import Architecture, Target
 from dynamiq.kernels.launch import LoadedKernel, blocks, enqueue, load
 from dynamiq.kernels.nvrtc import CompiledKernel, compile_kernel
-from dynamiq.kernels.registry import KERNELS, find_kernel
+from dynamiq.kernels.registry import KERNELS, find_kernel, kernels_of
 from tests.kernels.compiling import HOPPER, write_kernel
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
@@ -174,13 +174,13 @@ def store_arguments():
 
 @pytest.mark.parametrize(("device", "index"), [("cuda:0", 0), ("cuda:1", 1), ("cuda", 1)])
 def test_kernels_run_on_the_current_stream_of_the_tensors_device(pretended, device, index):
-    run = launch.launcher("FP32", torch.device(device))
+    run = launch.launcher("supergroups", "FP32", torch.device(device))
 
     run("store", store_arguments(), 9)
     run("store", store_arguments(), 8)
 
     kinds = [call[0] for call in pretended.driver.calls]
-    assert kinds == ["load", "kernel"] * len(KERNELS) + ["launch"] * 2
+    assert kinds == ["load", "kernel"] * len(kernels_of("supergroups")) + ["launch"] * 2
     assert [call[5] for call in pretended.driver.calls[-2:]] == [100 + index] * 2
     assert pretended.entered == [index, None] * 3
 
@@ -188,16 +188,18 @@ def test_kernels_run_on_the_current_stream_of_the_tensors_device(pretended, devi
 def test_each_device_and_format_loads_its_own(pretended):
     for entry_format in ("FP32", "BF16"):
         for index in (0, 1):
-            run = launch.launcher(entry_format, torch.device("cuda", index))
+            run = launch.launcher("supergroups", entry_format, torch.device("cuda", index))
             run("store", store_arguments(), 1)
-    assert [call[0] for call in pretended.driver.calls].count("load") == 4 * len(KERNELS)
+    assert [call[0] for call in pretended.driver.calls].count("load") == 4 * len(
+        kernels_of("supergroups")
+    )
 
 
 def test_a_gpu_without_kernels_gets_the_reference_and_one_warning(pretended, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     with pytest.warns(RuntimeWarning, match="on cuda:0 with torch operations.*sm_80") as warned:
-        assert launch.launcher("FP32", CUDA) is None
-        assert launch.launcher("FP32", CUDA) is None
+        assert launch.launcher("supergroups", "FP32", CUDA) is None
+        assert launch.launcher("supergroups", "FP32", CUDA) is None
     assert len(warned) == 1
 
 

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from dynamiq.core.errors import KernelError
-from dynamiq.kernels import arguments, nvrtc
+from dynamiq.kernels import nvrtc
 from dynamiq.kernels.architecture import Target
 from dynamiq.kernels.nvrtc import compile_kernel, known_architectures
 from dynamiq.kernels.registry import (
@@ -17,6 +17,7 @@ from dynamiq.kernels.registry import (
     find_kernel,
 )
 from dynamiq.kernels.sass import disassemble
+from dynamiq.kernels.supergroups import arguments
 from tests.kernels.compiling import HEADER, HOPPER, SOURCE, write_kernel
 
 NEWEST = sorted(ARCHITECTURES)[-2:]

@@ -19,7 +19,7 @@ from dynamiq.kernels.registry import (
 
 
 def test_every_source_has_a_row_and_every_row_a_source():
-    assert {path.stem for path in registry.SOURCE.glob("*.cu")} == set(KERNELS)
+    assert {path.stem for path in registry.SOURCE.glob("*/*.cu")} == set(KERNELS)
 
 
 @pytest.mark.parametrize("spec", KERNELS.values(), ids=lambda spec: spec.name)
@@ -86,7 +86,9 @@ def test_a_gpu_older_than_all_rows_is_refused(device):
 
 
 def test_a_kernel_refuses_what_it_is_not_written_for():
-    spec = registry.KernelSpec("x", True, ("FP32", "BF16"), minimum=find_architecture("sm_89"))
+    spec = registry.KernelSpec(
+        "x", "y", entry_formats=("FP32", "BF16"), minimum=find_architecture("sm_89")
+    )
 
     spec.check("BF16", find_architecture("sm_89"))
     with pytest.raises(KernelError, match="not written for entries in FP16; use FP32 or BF16"):

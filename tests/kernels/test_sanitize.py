@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dynamiq.core.errors import KernelError
-from dynamiq.kernels.host import SOURCE
+from dynamiq.kernels.registry import SOURCE
 from tests.kernels import sanitize
 
 ROOT = Path(__file__).parents[2]

@@ -14,11 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynamiq.core.layout import Layout
-from dynamiq.kernels import host, ops, threads
+from dynamiq.kernels import host, threads
+from dynamiq.kernels.supergroups import ops
+from dynamiq.kernels.supergroups.wire import Address
 from dynamiq.kernels.threads import in_parts
-from dynamiq.kernels.wire import Address
-from tests.kernels import operations
-from tests.kernels.operations import Call
+from tests.kernels.supergroups import operations
+from tests.kernels.supergroups.operations import Call
 
 
 @pytest.fixture(autouse=True)
@@ -138,7 +139,7 @@ def run_together(function, count):
 def test_a_call_lets_other_python_threads_run(monkeypatch):
     c = call(2**20, "correlated", world_size=64)
     counted, during, ended = [0], [], threading.Event()
-    library = host.library("FP32")
+    library = host.library("supergroups", "FP32")
     kernel = library._functions["compress"]
 
     def count():
@@ -197,7 +198,7 @@ def test_without_more_threads_the_caller_does_the_work(monkeypatch):
 
 FORK = """
 import os, threading, time, torch
-from dynamiq.kernels import ops
+from dynamiq.kernels.supergroups import ops
 from dynamiq.kernels.threads import in_parts
 from tests.kernels.test_threads import call
 c, payload, again = (x := call(70_000)), x.payload(), x.payload()

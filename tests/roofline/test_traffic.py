@@ -4,12 +4,11 @@ import pytest
 import torch
 
 from dynamiq.core.layout import Layout
-from dynamiq.kernels.operands import ENTRY_FORMATS
-from dynamiq.kernels.registry import KERNELS, WIDTHS
-from dynamiq.kernels.wire import Address
+from dynamiq.kernels.registry import ENTRY_DTYPES, KERNELS, WIDTHS
+from dynamiq.kernels.supergroups.wire import Address
 from dynamiq.roofline.traffic import COPY, ENTRY_BYTES, traffic
-from tests.kernels import operations
-from tests.kernels.operations import Call
+from tests.kernels.supergroups import operations
+from tests.kernels.supergroups.operations import Call
 
 SUPERGROUPS, TILES = 1024, 2
 
@@ -19,7 +18,7 @@ def nbytes(*tensors):
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("dtype", ENTRY_FORMATS)
+@pytest.mark.parametrize("dtype", ENTRY_DTYPES)
 def test_every_operand_counts_once(dtype, width):
     x = torch.randn(SUPERGROUPS * 256).to(dtype)
     layout, address = Layout(len(x), 1, 256), Address(0, 0, 0, 0, 1)
@@ -42,7 +41,7 @@ def test_every_operand_counts_once(dtype, width):
         "store": (nbytes(sums, c.tiles.units) + result_range, written),
     }
     for kernel, (read, wrote) in expected.items():
-        moved = traffic(kernel, ENTRY_FORMATS[dtype], width, SUPERGROUPS)
+        moved = traffic(kernel, ENTRY_DTYPES[dtype], width, SUPERGROUPS)
         assert (moved.read_bytes, moved.written_bytes) == (read, wrote), kernel
         assert moved.moved_bytes == read + wrote
 
@@ -51,4 +50,4 @@ def test_every_kernel_and_format_is_counted():
     for kernel, spec in KERNELS.items():
         for entry_format in spec.entry_formats:
             assert traffic(kernel, entry_format, 4 if spec.has_widths else None, 1).moved_bytes
-    assert {name: dtype.itemsize for dtype, name in ENTRY_FORMATS.items()} == ENTRY_BYTES
+    assert {name: dtype.itemsize for dtype, name in ENTRY_DTYPES.items()} == ENTRY_BYTES

@@ -22,9 +22,9 @@ from dynamiq.core.layout import Layout
 from dynamiq.core.message import Call
 from dynamiq.core.registry import compressor_registry
 from dynamiq.core.topology import Schedule
-from dynamiq.kernels import ops
-from dynamiq.kernels.operands import Bucket, entries_of
-from dynamiq.kernels.wire import (
+from dynamiq.kernels.supergroups import ops
+from dynamiq.kernels.supergroups.operands import Bucket, entries_of
+from dynamiq.kernels.supergroups.wire import (
     STATISTIC_BYTES,
     SUPERGROUP,
     GroupScales,

@@ -18,7 +18,7 @@ from dynamiq.compressors.dynamiq.prediction import Rows, expected_noise
 from dynamiq.compressors.dynamiq.spectrum import Spectrum
 from dynamiq.compressors.dynamiq.worth import Widths, joint_worth, separable_worth, uniform_worth
 from dynamiq.core.arithmetic import tree_sum
-from dynamiq.kernels.wire import supergroup_bytes
+from dynamiq.kernels.supergroups.wire import supergroup_bytes
 
 if TYPE_CHECKING:
     from dynamiq.compressors.dynamiq.compressor import DynamiQCompressor

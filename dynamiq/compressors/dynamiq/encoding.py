@@ -17,9 +17,9 @@ from dynamiq.core.compressor import Encoding
 from dynamiq.core.layout import Layout
 from dynamiq.core.message import Call, Message
 from dynamiq.core.randomness import Stream
-from dynamiq.kernels import ops
-from dynamiq.kernels.operands import Bucket, Result, Values, entries_of, is_direct
-from dynamiq.kernels.wire import SUPERGROUP, Address, Quantizer, Tiles
+from dynamiq.kernels.supergroups import ops
+from dynamiq.kernels.supergroups.operands import Bucket, Result, Values, entries_of, is_direct
+from dynamiq.kernels.supergroups.wire import SUPERGROUP, Address, Quantizer, Tiles
 
 
 @dataclass
@@ -145,13 +145,13 @@ class DynamiQEncoding(Encoding[Work]):
         return Work(rank, own, target, out.dtype)
 
     def compress(self, work: Work, message: Message, positions: range, out: Tensor) -> None:
-        """See :func:`dynamiq.kernels.ops.compress`."""
+        """See :func:`dynamiq.kernels.supergroups.ops.compress`."""
         values = work.values(message.chunk, positions)
         tiles = self._tiles(message, positions)
         ops.compress(values, tiles, self.quantizer, out)
 
     def decompress(self, payload: Tensor, work: Work, message: Message, positions: range) -> None:
-        """See :func:`dynamiq.kernels.ops.decompress`."""
+        """See :func:`dynamiq.kernels.supergroups.ops.decompress`."""
         chunk = message.chunk
         work.release(chunk, positions)
         work.finished[chunk].update(positions)
@@ -161,7 +161,7 @@ class DynamiQEncoding(Encoding[Work]):
     def decompress_accumulate(
         self, payload: Tensor, work: Work, message: Message, positions: range
     ) -> None:
-        """See :func:`dynamiq.kernels.ops.decompress_accumulate`."""
+        """See :func:`dynamiq.kernels.supergroups.ops.decompress_accumulate`."""
         chunk, device = message.chunk, payload.device
         if chunk not in work.sums:
             shape = (self.positions, self._problem.deal.size, SUPERGROUP)
@@ -181,7 +181,7 @@ class DynamiQEncoding(Encoding[Work]):
         positions: range,
         out: Tensor,
     ) -> None:
-        """See :func:`dynamiq.kernels.ops.decompress_accumulate_recompress`."""
+        """See :func:`dynamiq.kernels.supergroups.ops.decompress_accumulate_recompress`."""
         values = work.values(incoming.chunk, positions)
         tiles = self._tiles(incoming, positions), self._tiles(outgoing, positions)
         ops.decompress_accumulate_recompress(payload, values, tiles, self.quantizer, out)

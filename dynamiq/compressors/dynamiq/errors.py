@@ -10,9 +10,9 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from dynamiq.kernels.dither import companded, expansion
-from dynamiq.kernels.quantization import decoded_group_scale, round_up_to_bfloat16
-from dynamiq.kernels.wire import GROUP, GROUPS, GroupScales, Quantizer
+from dynamiq.kernels.supergroups.dither import companded, expansion
+from dynamiq.kernels.supergroups.quantization import decoded_group_scale, round_up_to_bfloat16
+from dynamiq.kernels.supergroups.wire import GROUP, GROUPS, GroupScales, Quantizer
 
 # Measured: python -m evaluation.relative_errors
 GAUSSIAN_SHAPES = {False: (9.48, 1.712, 0.677), True: (4.58, 1.388, 0.833)}

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dynamiq.compressors.dynamiq.order import Deal
 from dynamiq.core.layout import Layout
-from dynamiq.kernels.wire import ALIGNMENT
+from dynamiq.kernels.supergroups.wire import ALIGNMENT
 
 _AMPLE_BYTES = 4096
 """Where a tile has so many to give away, less than a multiple of ALIGNMENT is no loss."""

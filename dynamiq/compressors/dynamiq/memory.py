@@ -18,10 +18,10 @@ from torch import Tensor
 from dynamiq.compressors.dynamiq.errors import noise_peaks, shape_of
 from dynamiq.compressors.dynamiq.geometry import Capacities
 from dynamiq.core.compressor import State
-from dynamiq.kernels import ops
-from dynamiq.kernels.operands import Bucket, entries_of
-from dynamiq.kernels.rotation import rotate
-from dynamiq.kernels.wire import SUPERGROUP, GroupScales, Quantizer
+from dynamiq.kernels.supergroups import ops
+from dynamiq.kernels.supergroups.operands import Bucket, entries_of
+from dynamiq.kernels.supergroups.rotation import rotate
+from dynamiq.kernels.supergroups.wire import SUPERGROUP, GroupScales, Quantizer
 
 BAND_EDGES = (1 / 64, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 7 / 8, 15 / 16)
 """Where bands end, as shares of the supergroups in the order of their energies."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dynamiq.core.arithmetic import descending_order
 from dynamiq.core.layout import Layout
-from dynamiq.kernels.wire import TILE
+from dynamiq.kernels.supergroups.wire import TILE
 
 _SMALL = 32
 """Supergroups of a tile up to which chunks get cuts of their own."""

@@ -1,26 +1,24 @@
 """The operations that compressors call: checked, and run by the build that fits the device.
 
-:mod:`dynamiq.kernels.reference` specifies what they give; every build gives the same bits. CPU
-tensors use the host build, or the reference where there is no C++ compiler; CUDA tensors use the
-kernels of their device. Shapes and meanings are those of the reference.
+:mod:`dynamiq.kernels.supergroups.reference` specifies what they give; every build gives the same
+bits. CPU tensors use the host build, or the reference where there is no C++ compiler; CUDA tensors
+use the kernels of their device. Shapes and meanings are those of the reference.
 
 Shapes, types and devices are checked. Indices are trusted: slices, units, cuts and offsets are in
 the device's memory, and to look at them would be to wait for it.
 """
 
-import ctypes
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from dynamiq.core.errors import InputError
-from dynamiq.kernels import arguments, host, reference
-from dynamiq.kernels.operands import ENTRY_FORMATS, Bucket, Result, Values
-from dynamiq.kernels.wire import SUPERGROUP, Quantizer, Tiles
-
-Run = Callable[[str, ctypes.Structure, int], None]
+from dynamiq.kernels.builds import Run, check_memory, find_build
+from dynamiq.kernels.registry import ENTRY_DTYPES
+from dynamiq.kernels.supergroups import arguments, reference
+from dynamiq.kernels.supergroups.operands import Bucket, Result, Values
+from dynamiq.kernels.supergroups.wire import SUPERGROUP, Quantizer, Tiles
 
 
 def statistics(bucket: Bucket, world_size: int) -> tuple[Tensor, Tensor]:
@@ -141,13 +139,8 @@ def store(values: Values, units: Tensor, result: Result) -> None:
 
 def _build(bucket: Bucket) -> Run | None:
     """Return what runs kernels for a bucket; None for the reference."""
-    entry_format, device = ENTRY_FORMATS[bucket.entries.dtype], bucket.entries.device
-    if device.type == "cpu":
-        library = host.library(entry_format)
-        return None if library is None else library.run
-    from dynamiq.kernels import launch
-
-    return launch.launcher(entry_format, device)
+    entries = bucket.entries
+    return find_build("supergroups", entries.dtype, entries.device)
 
 
 def _note_change(result: Result) -> None:
@@ -161,8 +154,8 @@ def _check_bucket(bucket: Bucket) -> None:
     device = bucket.entries.device
     if device.type not in {"cpu", "cuda"}:
         raise InputError(f"kernels run on cpu and cuda, got a bucket on {device}")
-    _check("a bucket", bucket.entries, tuple(ENTRY_FORMATS), device)
-    _check("slices", bucket.slices, (torch.int64,), device)
+    check_memory("a bucket", bucket.entries, tuple(ENTRY_DTYPES), device)
+    check_memory("slices", bucket.slices, (torch.int64,), device)
     if bucket.entries.dim() != 1 or bucket.slices.dim() != 1 or not len(bucket.slices):
         raise InputError(
             f"a bucket has flat entries and slices[n + 1], got {list(bucket.entries.shape)} and "
@@ -173,7 +166,7 @@ def _check_bucket(bucket: Bucket) -> None:
 def _check_of_supergroups(bucket: Bucket, **tensors: Tensor) -> None:
     count = (len(bucket.slices) - 1) * bucket.positions
     for name, tensor in tensors.items():
-        _check(name, tensor, (torch.float32,), bucket.entries.device)
+        check_memory(name, tensor, (torch.float32,), bucket.entries.device)
         if tensor.shape != (count,):
             raise InputError(
                 f"{name} has one number for each of {count} supergroups, got {list(tensor.shape)}"
@@ -194,13 +187,13 @@ def _check_result(result: Result) -> None:
 
 
 def _check_units(units: Tensor, bucket: Bucket) -> None:
-    _check("the units of tiles", units, (torch.int64,), bucket.entries.device)
+    check_memory("the units of tiles", units, (torch.int64,), bucket.entries.device)
     if units.dim() != 2:
         raise InputError(f"the units of tiles are int64[t, s], got {list(units.shape)}")
 
 
 def _check_sums(sums: Tensor, units: Tensor) -> None:
-    _check("sums", sums, (torch.float32,), units.device)
+    check_memory("sums", sums, (torch.float32,), units.device)
     if sums.shape != (*units.shape, SUPERGROUP):
         raise InputError(
             f"sums are float32{[*units.shape, SUPERGROUP]} for these tiles, got {list(sums.shape)}"
@@ -210,9 +203,9 @@ def _check_sums(sums: Tensor, units: Tensor) -> None:
 
 
 def _check_tiles(tiles: Tiles, quantizer: Quantizer, payload: Tensor) -> None:
-    _check("a payload", payload, (torch.uint8,), tiles.units.device)
+    check_memory("a payload", payload, (torch.uint8,), tiles.units.device)
     for name in ("cuts", "offsets"):
-        _check(name, getattr(tiles, name), (torch.int64,), payload.device)
+        check_memory(name, getattr(tiles, name), (torch.int64,), payload.device)
     count = tiles.units.shape[0]
     if payload.shape != (tiles.nbytes,) or payload.data_ptr() % 2:
         raise InputError(
@@ -223,16 +216,4 @@ def _check_tiles(tiles: Tiles, quantizer: Quantizer, payload: Tensor) -> None:
         raise InputError(
             f"{count} tiles of {len(quantizer.widths)} widths need cuts of {count} rows and "
             f"{count + 1} offsets, got {list(tiles.cuts.shape)} and {list(tiles.offsets.shape)}"
-        )
-
-
-def _check(
-    name: str, tensor: Tensor, dtypes: tuple[torch.dtype, ...], device: torch.device
-) -> None:
-    here = tensor.device == device and not (tensor.is_neg() or tensor._is_zerotensor())
-    if tensor.dtype not in dtypes or not tensor.is_contiguous() or not here:
-        names = ", ".join(str(d).removeprefix("torch.") for d in dtypes)
-        raise InputError(
-            f"{name} must be contiguous {names} on {device}, got {tensor.dtype} "
-            f"{list(tensor.shape)} with strides {tensor.stride()} on {tensor.device}"
         )

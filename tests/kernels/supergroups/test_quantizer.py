@@ -8,10 +8,10 @@ import torch
 
 from dynamiq.core import randomness
 from dynamiq.core.randomness import Stream
-from dynamiq.kernels import ops
-from dynamiq.kernels.wire import Address
-from tests.kernels import operations, oracle
-from tests.kernels.oracle import ADDRESS, WIDTHS
+from dynamiq.kernels.supergroups import ops
+from dynamiq.kernels.supergroups.wire import Address
+from tests.kernels.supergroups import operations, oracle
+from tests.kernels.supergroups.oracle import ADDRESS, WIDTHS
 
 every_width = pytest.mark.parametrize("width", WIDTHS)
 every_scaled_width = pytest.mark.parametrize("width", WIDTHS[:-1])

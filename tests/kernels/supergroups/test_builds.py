@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynamiq.core.layout import Layout
-from dynamiq.kernels import ops, reference
-from dynamiq.kernels.wire import Address
-from tests.kernels import operations
-from tests.kernels.operations import Call
-from tests.kernels.oracle import WIDTHS
+from dynamiq.kernels.supergroups import ops, reference
+from dynamiq.kernels.supergroups.wire import Address
+from tests.kernels.supergroups import operations
+from tests.kernels.supergroups.operations import Call
+from tests.kernels.supergroups.oracle import WIDTHS
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 NAN = {torch.float32: 0x7FC00000, torch.bfloat16: 0x7FC0, torch.float16: 0x7E00}

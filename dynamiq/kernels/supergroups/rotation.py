@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dynamiq.core import randomness
-from dynamiq.kernels.wire import GROUP, GROUPS, SUPERGROUP
+from dynamiq.kernels.supergroups.wire import GROUP, GROUPS, SUPERGROUP
 
 
 def rotate(x: Tensor, units: Tensor, signs: int) -> Tensor:

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynamiq.core import randomness
-from dynamiq.kernels import ops
-from dynamiq.kernels.operands import Bucket
-from tests.kernels.operations import bucket_of
+from dynamiq.kernels.supergroups import ops
+from dynamiq.kernels.supergroups.operands import Bucket
+from tests.kernels.supergroups.operations import bucket_of
 
 MAX = torch.finfo(torch.float32).max
 TINY = 2.0**-149

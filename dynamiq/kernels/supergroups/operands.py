@@ -5,8 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-ENTRY_FORMATS = {torch.float32: "FP32", torch.bfloat16: "BF16", torch.float16: "FP16"}
-"""What kernels read and write, by dtype."""
+from dynamiq.kernels.registry import ENTRY_DTYPES
 
 
 @dataclass(frozen=True)
@@ -74,12 +73,12 @@ class Result:
 def is_direct(entries: Tensor) -> bool:
     """Return whether kernels can read and write these entries where they are."""
     lazy = entries.is_neg() or entries._is_zerotensor()  # memory that holds something else, or none
-    return entries.dtype in ENTRY_FORMATS and entries.is_contiguous() and not lazy
+    return entries.dtype in ENTRY_DTYPES and entries.is_contiguous() and not lazy
 
 
 def entries_of(x: Tensor) -> Tensor:
     """Return x[d] as kernels can read it: itself, or a contiguous copy, float32 if need be."""
     if is_direct(x):
         return x
-    dtype = x.dtype if x.dtype in ENTRY_FORMATS else torch.float32
+    dtype = x.dtype if x.dtype in ENTRY_DTYPES else torch.float32
     return torch.empty(x.shape, dtype=dtype, device=x.device).copy_(x)

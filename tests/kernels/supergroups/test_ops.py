@@ -7,11 +7,11 @@ import torch
 
 from dynamiq.core.errors import InputError
 from dynamiq.core.layout import Layout
-from dynamiq.kernels import ops, reference
-from dynamiq.kernels.tables import tables_of
-from dynamiq.kernels.wire import Address
-from tests.kernels import operations, oracle
-from tests.kernels.operations import Call
+from dynamiq.kernels.supergroups import ops, reference
+from dynamiq.kernels.supergroups.tables import tables_of
+from dynamiq.kernels.supergroups.wire import Address
+from tests.kernels.supergroups import operations, oracle
+from tests.kernels.supergroups.operations import Call
 
 
 def call(x):

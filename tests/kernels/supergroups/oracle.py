@@ -1,7 +1,7 @@
 """The quantiser and the wire layout of DynamiQ once more: from the design's text, in float64.
 
-Nothing of :mod:`dynamiq.kernels.reference` is used, so that both would have to be wrong in the
-same way. Slow and direct: one tile, one supergroup at a time.
+Nothing of :mod:`dynamiq.kernels.supergroups.reference` is used, so that both would have to be
+wrong in the same way. Slow and direct: one tile, one supergroup at a time.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dynamiq.kernels.wire import Address, Quantizer, Tiles
+from dynamiq.kernels.supergroups.wire import Address, Quantizer, Tiles
 
 ADDRESS = Address(seed=1, call=2, hop=0, sender=1, world_size=4)
 EPSILON = {4: 0.30, 8: 0.08}

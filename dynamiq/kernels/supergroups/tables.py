@@ -12,8 +12,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from dynamiq.kernels.dither import expansion
-from dynamiq.kernels.wire import Quantizer
+from dynamiq.kernels.supergroups.dither import expansion
+from dynamiq.kernels.supergroups.wire import Quantizer
 
 _PAD = 16
 """Tables begin and end at multiples of so many values: the host looks up 16 at a time."""

@@ -1,4 +1,4 @@
-// The randomised Hadamard transform of supergroups, bit for bit that of dynamiq/kernels/rotation.py.
+// The randomised Hadamard transform of supergroups, bit for bit that of dynamiq/kernels/supergroups/rotation.py.
 #pragma once
 
 #include "randomness.cuh"

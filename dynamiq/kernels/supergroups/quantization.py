@@ -10,9 +10,9 @@ from torch import Tensor
 from dynamiq.core import randomness
 from dynamiq.core.arithmetic import divide
 from dynamiq.core.randomness import Stream
-from dynamiq.kernels.dither import dithered_codes, dithered_values
-from dynamiq.kernels.tables import signed_levels
-from dynamiq.kernels.wire import GROUP, GROUPS, SUPERGROUP, Address, Quantizer
+from dynamiq.kernels.supergroups.dither import dithered_codes, dithered_values
+from dynamiq.kernels.supergroups.tables import signed_levels
+from dynamiq.kernels.supergroups.wire import GROUP, GROUPS, SUPERGROUP, Address, Quantizer
 
 _LARGEST = 2.0**119
 

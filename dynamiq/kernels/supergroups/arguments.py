@@ -12,8 +12,8 @@ from torch import Tensor
 
 from dynamiq.core import randomness
 from dynamiq.core.randomness import Stream
-from dynamiq.kernels import operands, wire
-from dynamiq.kernels.tables import tables_of
+from dynamiq.kernels.supergroups import operands, wire
+from dynamiq.kernels.supergroups.tables import tables_of
 
 _ROUNDINGS = {"nearest": 0, "stochastic": 1, "correlated": 2, "dithered": 3}
 _GROUP_SCALES = {None: 0, "stochastic": 1, "up": 2}

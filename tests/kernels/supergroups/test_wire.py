@@ -8,10 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dynamiq.kernels import ops, wire
-from tests.kernels import oracle
-from tests.kernels.operations import decompressed, values_of
-from tests.kernels.oracle import WIDTHS
+from dynamiq.kernels.supergroups import ops, wire
+from tests.kernels.supergroups import oracle
+from tests.kernels.supergroups.operations import decompressed, values_of
+from tests.kernels.supergroups.oracle import WIDTHS
 
 PAPER = (1, 2, 4, 8, 16)
 SUBSETS = sorted(

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from dynamiq.compressors.dynamiq.quantizers import exponential_levels
 from dynamiq.core.layout import Layout
-from dynamiq.kernels import ops
-from dynamiq.kernels.operands import Bucket, Result, Values
-from dynamiq.kernels.wire import (
+from dynamiq.kernels.supergroups import ops
+from dynamiq.kernels.supergroups.operands import Bucket, Result, Values
+from dynamiq.kernels.supergroups.wire import (
     SUPERGROUP,
     Address,
     GroupScales,
@@ -19,7 +19,7 @@ from dynamiq.kernels.wire import (
     Tiles,
     supergroup_bytes,
 )
-from tests.kernels.oracle import EPSILON
+from tests.kernels.supergroups.oracle import EPSILON
 
 
 def quantizer(

@@ -14,10 +14,10 @@ from torch import Tensor
 from dynamiq.core import randomness
 from dynamiq.core.arithmetic import divide, tree_sum
 from dynamiq.core.randomness import Stream
-from dynamiq.kernels.operands import Bucket, Result, Values
-from dynamiq.kernels.quantization import dequantize, private_key, quantize
-from dynamiq.kernels.rotation import rotate, rotate_back
-from dynamiq.kernels.wire import (
+from dynamiq.kernels.supergroups.operands import Bucket, Result, Values
+from dynamiq.kernels.supergroups.quantization import dequantize, private_key, quantize
+from dynamiq.kernels.supergroups.rotation import rotate, rotate_back
+from dynamiq.kernels.supergroups.wire import (
     SCALE_BYTES,
     SUPERGROUP,
     Quantizer,

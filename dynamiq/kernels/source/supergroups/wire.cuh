@@ -1,4 +1,4 @@
-// Where a byte of a payload is, as dynamiq/kernels/wire.py says, and how codes become bits.
+// Where a byte of a payload is, as dynamiq/kernels/supergroups/wire.py says, and how codes become bits.
 #pragma once
 
 #include "randomness.cuh"

@@ -1,4 +1,4 @@
-// Values to codes and back (DynamiQ §3.3), bit for bit as dynamiq/kernels/reference.py.
+// Values to codes and back (DynamiQ §3.3), bit for bit as dynamiq/kernels/supergroups/reference.py.
 #pragma once
 
 #include "randomness.cuh"
@@ -137,7 +137,7 @@ INLINE ints quantized(const floats& x, float divisor, const Width& width, const 
     return select(negative, width.top() - index, width.top() + index);
 }
 
-// What dithered codes are made with, and what turns them back: dynamiq/kernels/dither.py.
+// What dithered codes are made with, and what turns them back: dynamiq/kernels/supergroups/dither.py.
 struct Expansion {
     float half, alpha, kappa;
 };
