@@ -1,7 +1,7 @@
 """``dynamiq kernels``: what the kernels cost on an architecture, read from their machine code."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import Annotated, TypeVar
@@ -68,7 +68,7 @@ def kernels(
     this report alone, so that their instructions can be counted.
 
     Instructions per entry are static: every instruction of the code counts once, both sides of a
-    branch do, and the sum is divided by the 16 entries of a thread.
+    branch do, and the sum is divided by the 16 entries of a thread; – for kernels without entries.
     """
     plan = list(
         _builds(
@@ -101,7 +101,7 @@ class Build:
     """What to compile: a kernel, and what it is specialised to."""
 
     spec: KernelSpec
-    entry_format: str
+    entry_format: str | None
     width: int | None
     architecture: Architecture
 
@@ -115,7 +115,7 @@ class Report:
     """
 
     kernel: str
-    format: str
+    format: str | None
     width: int | None
     architecture: str
     registers: int
@@ -125,7 +125,7 @@ class Report:
     shared_bytes: int
     instructions: int
     instructions_by_class: dict[str, int]
-    instructions_per_entry: float
+    instructions_per_entry: float | None
     widest_load_bytes: int
     verified_on: str | None
 
@@ -152,7 +152,7 @@ def measure(build: Build) -> Report:
         shared_bytes=resources.shared_bytes,
         instructions=len(listing.instructions),
         instructions_by_class=listing.count_by_class(),
-        instructions_per_entry=listing.per_entry,
+        instructions_per_entry=listing.per_entry if build.entry_format else None,
         widest_load_bytes=listing.widest_load_bytes,
         verified_on=spec.verified_on.get(build.architecture),
     )
@@ -165,10 +165,15 @@ def _builds(
     architectures: list[Architecture],
 ) -> Iterator[Build]:
     for spec in specs:
-        for entry_format in entry_formats:
+        for entry_format in _formats(spec, entry_formats):
             for width in (None, *widths) if spec.has_widths else (None,):
                 for architecture in architectures:
                     yield Build(spec, entry_format, width, architecture)
+
+
+def _formats(spec: KernelSpec, asked: list[str]) -> Sequence[str | None]:
+    """Return which of the formats that were asked for a kernel has; a kernel may have none."""
+    return [name for name in asked if name in spec.entry_formats] if spec.entry_formats else [None]
 
 
 def _table(kernel: str, reports: list[Report]) -> Table:
@@ -183,14 +188,16 @@ def _table(kernel: str, reports: list[Report]) -> Table:
     run_time_width = "any" if KERNELS[kernel].has_widths else "–"
     for report in reports:
         table.add_row(
-            report.format,
+            report.format or "–",
             run_time_width if report.width is None else str(report.width),
             report.architecture,
             str(report.registers),
             str(report.spill_stores_bytes + report.spill_loads_bytes),
             str(report.local_bytes),
             str(report.shared_bytes),
-            f"{report.instructions_per_entry:.1f}",
+            "–"
+            if report.instructions_per_entry is None
+            else f"{report.instructions_per_entry:.1f}",
             str(report.widest_load_bytes),
             report.verified_on or "–",
         )

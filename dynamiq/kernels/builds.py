@@ -14,9 +14,15 @@ Run = Callable[[str, ctypes.Structure, int], None]
 """Runs a kernel, by name, on a number of supergroups, with its structure of arguments."""
 
 
-def find_build(family: str, dtype: torch.dtype, device: torch.device) -> Run | None:
-    """Return what runs a family's kernels; None, after a warning, where only the reference can."""
-    entry_format = ENTRY_DTYPES[dtype]
+def find_build(family: str, dtype: torch.dtype | None, device: torch.device) -> Run | None:
+    """Return what runs a family's kernels; None, after a warning, where only the reference can.
+
+    Args:
+        family: Name of the folder.
+        dtype: Of entries; None for kernels that read none.
+        device: Of all tensors.
+    """
+    entry_format = None if dtype is None else ENTRY_DTYPES[dtype]
     if device.type == "cpu":
         library = host.library(family, entry_format)
         return None if library is None else library.run

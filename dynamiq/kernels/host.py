@@ -46,9 +46,9 @@ _log = logging.getLogger(__name__)
 
 
 class Library:
-    """A family's kernels for one entry format ("FP32", "BF16" or "FP16")."""
+    """A family's kernels for one entry format ("FP32", "BF16", "FP16"); None if they read none."""
 
-    def __init__(self, family: str, entry_format: str) -> None:
+    def __init__(self, family: str, entry_format: str | None) -> None:
         """Load the kernels, compiling those that the cache does not have.
 
         Raises:
@@ -67,16 +67,17 @@ class Library:
 
 
 @cache
-def library(family: str, entry_format: str) -> Library | None:
+def library(family: str, entry_format: str | None) -> Library | None:
     """Return a family's kernels for an entry format; None, with a warning, if there is no way."""
     try:
         return Library(family, entry_format)
     except KernelError as error:
         # compress, 2^20 entries of 4 bits, one thread of an AVX-512 CPU: 15 instead of 608 million
         # entries/s; python -m evaluation.kernels --entries 1048576, with CXX=false and without.
+        entries = f" for {entry_format}" if entry_format else ""
         warnings.warn(
-            f"dynamiq compresses {entry_format} with torch operations, about 40 times slower than "
-            f"its own kernels: {error}",
+            f"dynamiq does what its {family} kernels do{entries} in torch operations, up to 40 "
+            f"times slower: {error}",
             RuntimeWarning,
             stacklevel=2,
         )
@@ -115,7 +116,7 @@ def _words(variable: str) -> list[str]:
 
 @contextlib.contextmanager
 def _compiled(
-    compiler: tuple[str, ...], specs: Sequence[KernelSpec], entry_format: str
+    compiler: tuple[str, ...], specs: Sequence[KernelSpec], entry_format: str | None
 ) -> Iterator[list[Path]]:
     """Provide a family's libraries: from the cache, or made and kept, or only made."""
     identity = _run([*compiler, *flags(), "-dM", "-E", os.devnull])
@@ -124,7 +125,8 @@ def _compiled(
     digest = hashlib.sha256(sources + shlex.join(flags()).encode() + identity)
     with contextlib.ExitStack() as stack:
         try:
-            folder = cache_folder() / f"host-{digest.hexdigest()[:32]}" / entry_format.lower()
+            name = (entry_format or "no-entries").lower()
+            folder = cache_folder() / f"host-{digest.hexdigest()[:32]}" / name
             if not all(map(_is_intact, _paths(specs, folder))):
                 folder.mkdir(parents=True, exist_ok=True)
                 lock = stack.enter_context((folder / "lock").open("ab"))
@@ -174,7 +176,7 @@ def _function(path: Path) -> "ctypes._NamedFuncPointer":
 
 
 def _compile_missing(
-    compiler: tuple[str, ...], specs: Sequence[KernelSpec], entry_format: str, folder: Path
+    compiler: tuple[str, ...], specs: Sequence[KernelSpec], entry_format: str | None, folder: Path
 ) -> None:
     paths = zip(specs, _paths(specs, folder), strict=True)
     missing = [(spec, path) for spec, path in paths if not _is_intact(path)]
@@ -182,11 +184,14 @@ def _compile_missing(
         list(threads.map(lambda m: _compile(compiler, m[0], entry_format, m[1]), missing))
 
 
-def _compile(compiler: tuple[str, ...], spec: KernelSpec, entry_format: str, path: Path) -> None:
+def _compile(
+    compiler: tuple[str, ...], spec: KernelSpec, entry_format: str | None, path: Path
+) -> None:
     """Compile a kernel, and put it in place in one step, with its digest after its last byte."""
     with tempfile.TemporaryDirectory(dir=path.parent, prefix="making-") as folder:
         made = Path(folder) / path.name
-        options = [f"-DENTRY_{entry_format}", f"-I{spec.root}", "-shared", "-fPIC", "-o", str(made)]
+        options = [f"-DENTRY_{entry_format}"] if entry_format else []
+        options += [f"-I{spec.root}", "-shared", "-fPIC", "-o", str(made)]
         command = [*compiler, *flags(), *options, str(spec.source)]
         _run(command)
         if not made.is_file():

@@ -23,7 +23,7 @@ THREADS_PER_BLOCK = 128
 
 def launch(
     name: str,
-    entry_format: str,
+    entry_format: str | None,
     device: torch.device,
     arguments: ctypes.Structure,
     count: int,
@@ -35,7 +35,7 @@ def launch(
 
     Args:
         name: The kernel.
-        entry_format: How the bucket's entries are stored.
+        entry_format: How the bucket's entries are stored; None for kernels that read none.
         device: The CUDA device on which all of the tensors are.
         arguments: The kernel's structure.
         count: How many supergroups there are; with 0, nothing is launched.
@@ -54,7 +54,7 @@ def launch(
 
 @cache
 def launcher(
-    family: str, entry_format: str, device: torch.device
+    family: str, entry_format: str | None, device: torch.device
 ) -> Callable[[str, ctypes.Structure, int], None] | None:
     """Return :func:`launch` for a family, entry format and device: called as the host build is.
 
@@ -67,9 +67,10 @@ def launcher(
             for spec in kernels_of(family):
                 _loaded(spec.name, entry_format, index)
     except KernelError as error:
+        entries = f" for {entry_format}" if entry_format else ""
         warnings.warn(
-            f"dynamiq compresses {entry_format} on {device} with torch operations, many times "
-            f"slower than its own kernels: {error}",
+            f"dynamiq does what its {family} kernels do{entries} on {device} in torch operations, "
+            f"many times slower: {error}",
             RuntimeWarning,
             stacklevel=2,
         )
@@ -150,7 +151,7 @@ def blocks(count: int) -> int:
 
 
 @cache
-def _loaded(name: str, entry_format: str, index: int) -> LoadedKernel:
+def _loaded(name: str, entry_format: str | None, index: int) -> LoadedKernel:
     target = for_device(*torch.cuda.get_device_capability(index), known_architectures())
     return load(_driver(), compile_kernel(find_kernel(name), entry_format, target))
 

@@ -42,7 +42,7 @@ class CompiledKernel:
 
 
 def compile_kernel(
-    spec: KernelSpec, entry_format: str, target: Target, *, only_width: int | None = None
+    spec: KernelSpec, entry_format: str | None, target: Target, *, only_width: int | None = None
 ) -> CompiledKernel:
     """Compile a kernel, or take it from the cache.
 
@@ -50,7 +50,7 @@ def compile_kernel(
 
     Args:
         spec: The kernel's row.
-        entry_format: How entries are stored.
+        entry_format: How entries are stored; None for kernels that read none.
         target: Architecture and form.
         only_width: Specialise to this width of codes; for counting instructions.
 
@@ -81,11 +81,13 @@ def known_architectures() -> tuple[Architecture, ...]:
     return tuple(row for row in ARCHITECTURES if row.capability in _compilable())
 
 
-def _options(spec: KernelSpec, entry_format: str, target: Target, only_width: int | None) -> Any:
+def _options(
+    spec: KernelSpec, entry_format: str | None, target: Target, only_width: int | None
+) -> Any:
     """Return all that the compiler is told besides the source, as cuda.core's ProgramOptions."""
     from cuda.core import ProgramOptions
 
-    macros: list[str | tuple[str, str]] = [f"ENTRY_{entry_format}"]
+    macros: list[str | tuple[str, str]] = [f"ENTRY_{entry_format}"] if entry_format else []
     if only_width is not None:
         macros.append(("ONLY_WIDTH", str(only_width)))
     return ProgramOptions(
@@ -94,7 +96,7 @@ def _options(spec: KernelSpec, entry_format: str, target: Target, only_width: in
         std="c++17",
         fma=False,  # a fused multiply-add rounds once: other bits than the reference's
         include_path=[str(spec.folder), str(spec.root)],
-        define_macro=macros,
+        define_macro=macros or None,
     )
 
 

@@ -38,7 +38,7 @@ class KernelSpec:
         name: The function's name.
         family: The format that it works for: the name of the folder of its source.
         has_widths: Whether it takes the width of codes as an argument.
-        entry_formats: Formats of entries that it can be built for.
+        entry_formats: Formats of entries that it can be built for; () if it reads no entries.
         minimum: The oldest architecture that it can be built for.
         verified_on: Architecture → the GPU on which the kernel gave the reference's bits.
         root: Where the folders of families are, and the headers that they share.
@@ -62,16 +62,16 @@ class KernelSpec:
         """The file that defines it."""
         return self.folder / f"{self.name}.cu"
 
-    def check(self, entry_format: str, architecture: Architecture) -> None:
+    def check(self, entry_format: str | None, architecture: Architecture) -> None:
         """Refuse what this kernel cannot be built for.
 
         Raises:
             KernelError: It has no such entry format, or the architecture is too old.
         """
-        if entry_format not in self.entry_formats:
+        if entry_format not in (self.entry_formats or (None,)):
             raise KernelError(
                 f"the kernel {self.name} is not written for entries in {entry_format}; use "
-                f"{' or '.join(self.entry_formats)}"
+                f"{' or '.join(self.entry_formats) or 'no format: it reads none'}"
             )
         if architecture < self.minimum:
             raise KernelError(
@@ -88,6 +88,7 @@ KERNELS = {
         KernelSpec("decompress_accumulate", "supergroups", has_widths=True),
         KernelSpec("decompress_accumulate_recompress", "supergroups", has_widths=True),
         KernelSpec("store", "supergroups"),
+        KernelSpec("fill", "allocation", entry_formats=()),
     )
 }
 

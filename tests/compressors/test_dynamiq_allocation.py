@@ -8,11 +8,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dynamiq.compressors.dynamiq.allocation import Steps, fill
 from dynamiq.compressors.dynamiq.geometry import Capacities
 from dynamiq.compressors.dynamiq.order import Deal
 from dynamiq.compressors.dynamiq.worth import Widths, separable_worth
 from dynamiq.core.layout import Layout
+from dynamiq.kernels.allocation.ops import fill
+from dynamiq.kernels.allocation.steps import Steps
 from tests.contracts.compressor import uneven_bounds
 
 CPU = torch.device("cpu")

@@ -181,7 +181,7 @@ class DynamiQCompressor(Compressor):
     ) -> DynamiQEncoding:
         """Derive order, widths, centring and range from the reduced statistics."""
         assert statistics is not None
-        values = len(Supergroups.of(layout, statistics.device).real) * (2 if self.means else 1)
+        values = Supergroups.of(layout, statistics.device).units * (2 if self.means else 1)
         problem = self._problem(layout, schedule, call, statistics.device)
         spectrum = Spectrum.of(statistics[:values], layout, call, self.energy == "centred")
         past = Past(state, statistics[values:], Memory.of(state.shared))

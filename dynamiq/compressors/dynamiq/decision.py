@@ -6,9 +6,9 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from torch import Tensor
 
-from dynamiq.compressors.dynamiq.allocation import Steps, fill
 from dynamiq.compressors.dynamiq.errors import band_errors, noise_peaks, roughness, shipped_errors
 from dynamiq.compressors.dynamiq.geometry import Capacities
 from dynamiq.compressors.dynamiq.hops import HopModel
@@ -18,6 +18,8 @@ from dynamiq.compressors.dynamiq.prediction import Rows, expected_noise
 from dynamiq.compressors.dynamiq.spectrum import Spectrum
 from dynamiq.compressors.dynamiq.worth import Widths, joint_worth, separable_worth, uniform_worth
 from dynamiq.core.arithmetic import tree_sum
+from dynamiq.kernels.allocation.ops import fill
+from dynamiq.kernels.allocation.steps import Steps
 from dynamiq.kernels.supergroups.wire import supergroup_bytes
 
 if TYPE_CHECKING:
@@ -94,8 +96,14 @@ def _steps(problem: Problem, alike: tuple[tuple[float, float], ...], device: tor
         transfers = [1]
     sizes = problem.widths.bytes
     costs = [sizes[0], *(b - a for a, b in pairwise(sizes))]
-    tables = (worth, torch.tensor(costs), torch.tensor(transfers))
+    tables = (worth.contiguous(), torch.tensor(costs), torch.tensor(transfers))
     return Steps(*(table.to(device) for table in tables))
+
+
+@lru_cache(maxsize=64)
+def _room(totals: tuple[tuple[int, ...], ...], classes: int, device: torch.device) -> Tensor:
+    """Return int64[deals, classes], bytes of a full tile."""
+    return torch.tensor([row[:classes] for row in totals], device=device)
 
 
 @lru_cache(maxsize=64)
@@ -138,8 +146,7 @@ class Decision:
         self.totals = memory.totals_for(problem.capacities) or first_totals(problem)
         alike = memory.alike(problem.compressor.quantizer)
         steps = _steps(problem, alike, self.units.device)
-        totals = [row[: len(steps.transfers)] for row in self.totals]
-        room = torch.tensor(totals, device=self.units.device)
+        room = _room(self.totals, len(steps.transfers), self.units.device)
         # Where the last row is empty, its bytes are not for other rows: some tiles lack them.
         rows, last = problem.capacities.rows_and_last
         room = room - torch.where((self._energy > 0).sum(1) < rows, last, 0)[:, None]
@@ -210,7 +217,7 @@ class Decision:
 
     def _at_places(self, of_units: Tensor) -> Tensor:
         """Return [n, tiles, size] numbers at their places, 0 where there is no supergroup."""
-        return torch.where(self.units >= 0, of_units[self.units.clamp(min=0)], 0.0)
+        return F.pad(of_units, (0, 1))[self.units]  # -1, none, is the last one
 
     def _summed(self, places: Tensor) -> Tensor:
         """Sum [n, tiles, size] over the tiles of a deal."""

@@ -27,20 +27,23 @@ class Supergroups:
     Attributes:
         slices: int64[n + 1], see :meth:`dynamiq.core.layout.Layout.slice_offsets`.
         counts: int64[n * p], true entries of each supergroup.
-        real: int64[u], the supergroups that have any.
+        real: Which supergroups have any: int64[units], or a slice if those are the first ones.
+        units: How many these are.
     """
 
     slices: Tensor
     counts: Tensor
-    real: Tensor
+    real: Tensor | slice
+    units: int
 
     @classmethod
     @lru_cache(maxsize=64)
     def of(cls, layout: Layout, device: torch.device) -> "Supergroups":
         """Return the supergroups of a layout."""
         counts = layout.true_entries()
-        tables = (layout.slice_offsets(), counts, counts.nonzero()[:, 0])
-        return cls(*(table.to(device) for table in tables))
+        found = counts.nonzero()[:, 0]
+        real = slice(len(found)) if layout.bounds is None else found.to(device)
+        return cls(layout.slice_offsets().to(device), counts.to(device), real, len(found))
 
 
 @dataclass(frozen=True)

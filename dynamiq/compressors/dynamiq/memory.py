@@ -8,7 +8,8 @@ The correlation of ranks and the shape of entries differ from large supergroups 
 both are measured by bands of the order of energies.
 """
 
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
@@ -108,8 +109,8 @@ class Memory:
         """Return ρ and π by band, each the nearest of a few, as what depends on them takes long."""
         pi = noise_peaks(quantizer, self.shapes)
         return tuple(
-            (min(_CORRELATIONS, key=lambda c: abs(c - rho)), min(_PEAKS, key=lambda c: abs(c - p)))
-            for rho, p in zip(self.correlation.tolist(), pi.tolist(), strict=True)
+            (_nearest(_CORRELATIONS, rho), _nearest(_PEAKS, peak))
+            for rho, peak in zip(self.correlation.tolist(), pi.tolist(), strict=True)
         )
 
     def totals_for(self, capacities: Capacities) -> tuple[tuple[int, ...], ...]:
@@ -207,6 +208,12 @@ class Slice:
         weights = sample.double().square().sum(1).clamp(2.0**-100, _LARGEST)
         known = shapes.isfinite().all(1)
         return torch.where(known[:, None], shapes, 0.0), torch.where(known, weights, 0.0)
+
+
+def _nearest(ascending: Sequence[float], x: float) -> float:
+    """Return the nearest of some numbers; of two as near, the lower one."""
+    i = bisect_left(ascending, x, hi=len(ascending) - 1)
+    return ascending[i - 1] if i and x - ascending[i - 1] <= ascending[i] - x else ascending[i]
 
 
 def _zeros(*shape: int) -> Tensor:

@@ -47,10 +47,10 @@ class Spectrum:
         n = layout.world_size
         supergroups = Supergroups.of(layout, statistics.device)
         counts, real = supergroups.counts, supergroups.real
-        parts = statistics.view(-1, len(real))
+        parts = statistics.view(-1, supergroups.units)
         energy = statistics.new_full(counts.shape, -1.0)
         energy[real] = parts[0]
-        finite = energy.isfinite()
+        finite = energy < torch.inf  # not NaN either
         energy = torch.where(finite, energy, 0.0)
         # Range: F alone decides, so that all ranks agree (a power of two is exact).
         factor = torch.where(energy >= _HUGE_ENERGY, 2.0**-80, 1.0)

@@ -122,6 +122,12 @@ INLINE bool is_speaker() { return own_lane() == 0; }
 // Work of `count` parts that a team shares.
 #define FOR_EACH_PART(i, count) for (int64_t i = own_lane(); i < (count); i += 16)
 
+// The sum of what the threads of a team found in their parts.
+INLINE int64_t sum_of_parts(int64_t x) {
+    UNROLL for (int distance = 8; distance; distance /= 2) x += exchange(x, distance);
+    return x;
+}
+
 #else
 
 #define FOR_EACH_GROUP(g) for (int g = 0; g < 16; ++g)
@@ -157,6 +163,7 @@ struct Supergroup {
 };
 
 INLINE void synchronize() {}
+INLINE int64_t sum_of_parts(int64_t x) { return x; }
 INLINE group_words group_numbers() { return counting(); }
 
 template <class T>

@@ -55,6 +55,12 @@ static inline int __float_as_int(float x) {
     return r;
 }
 
+static inline double __longlong_as_double(long long x) {
+    double r;
+    memcpy(&r, &x, 8);
+    return r;
+}
+
 static inline float __int_as_float(int x) {
     float r;
     memcpy(&r, &x, 4);

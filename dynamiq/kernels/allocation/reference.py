@@ -1,10 +1,6 @@
-"""Which rows get how many bits: the least modelled error for a fixed number of bytes.
+"""What the operation gives, in torch operations: the specification of the kernel.
 
-A *row* is the k-th supergroup of every tile of a deal. Supergroups are dealt in the order of their
-energy, so those of a row are nearly alike and get the same width, and all tiles have the same
-cuts. A row of weight W takes a step to the next width if W is at least the step's *worth*
-(:mod:`dynamiq.compressors.dynamiq.worth`) times a price; the price is the one at which the bytes
-are used up, found on the bits of its floating-point number.
+The price is the one at which the bytes are used up, found on the bits of its floating-point number.
 """
 
 import struct
@@ -12,6 +8,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from dynamiq.kernels.allocation.steps import Steps
 
 _CANDIDATES = 8
 """Prices that are tried at once."""
@@ -22,39 +20,8 @@ _LEAST_PRICE, _GREATEST_PRICE = (
 )
 
 
-@dataclass(frozen=True)
-class Steps:
-    """The steps from width to width of each class of messages.
-
-    Attributes:
-        worth: float64[h, s, r], the least weight per unit of price for which each row takes a step;
-            greater for later steps. The first step, from nothing to the narrowest width, is free.
-        bytes: int64[s], what a step costs in each message.
-        transfers: int64[h], how often each class's bytes count where classes share them.
-    """
-
-    worth: Tensor
-    bytes: Tensor
-    transfers: Tensor
-
-
 def fill(weights: Tensor, room: Tensor, steps: Steps, *, shared: bool) -> Tensor:
-    """Return how many rows take each step.
-
-    Deterministic; the same on every rank and device for the same weights. Optimal but for the
-    last step that does not fit, and for the order of steps that pay at prices less than 2 % apart.
-
-    Args:
-        weights: float64[d, r]; 0 marks rows that get no bits, the last ones.
-        room: Bytes, enough for the narrowest width: int64[d, 1] if classes share them, or
-            int64[d, h].
-        steps: Worth and costs.
-        shared: Whether classes share the room; each one's bytes then count ``transfers`` times.
-
-    Returns:
-        int64[d, h, s], non-increasing in the last dimension; the first is the number of rows of
-        positive weight.
-    """
+    """See :func:`dynamiq.kernels.allocation.ops.fill`."""
     market = _Market.of(weights, steps, shared=shared)
     live = (weights > 0).sum(1)
     room = room - live[:, None] * market.first_cost

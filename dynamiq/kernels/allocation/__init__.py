@@ -1,0 +1,1 @@
+"""The search for the price of bits: which supergroups get how many."""

@@ -1,0 +1,76 @@
+"""Which rows get how many bits: the least modelled error for a fixed number of bytes.
+
+A *row* is the k-th supergroup of every tile of a deal. Supergroups are dealt in the order of their
+energy, so those of a row are nearly alike and get the same width, and all tiles have the same
+cuts. A row of weight W takes a step to the next width if W is at least the step's *worth* times a
+price, and the price is the one at which the bytes are used up. One kernel does what would be a
+hundred torch operations.
+"""
+
+import torch
+from torch import Tensor
+
+from dynamiq.core.errors import InputError
+from dynamiq.kernels.allocation import arguments, reference
+from dynamiq.kernels.allocation.steps import Steps
+from dynamiq.kernels.builds import check_memory, find_build
+
+
+def fill(weights: Tensor, room: Tensor, steps: Steps, *, shared: bool) -> Tensor:
+    """Return how many rows take each step.
+
+    Deterministic; the same on every rank and device for the same weights. Optimal but for the
+    last step that does not fit, and for the order of steps that pay at prices less than 2 % apart.
+
+    Args:
+        weights: float64[d, r]; 0 marks rows that get no bits, the last ones.
+        room: Bytes, enough for the narrowest width: int64[d, 1] if classes share them, or
+            int64[d, h].
+        steps: Worth and costs.
+        shared: Whether classes share the room; each one's bytes then count ``transfers`` times.
+
+    Returns:
+        int64[d, h, s], non-increasing in the last dimension; the first is the number of rows of
+        positive weight.
+
+    Raises:
+        InputError: Shapes, dtypes or devices do not fit together.
+    """
+    deals, rows = weights.shape
+    classes, count, _ = steps.worth.shape
+    worth = steps.worth.expand(-1, -1, rows).contiguous()
+    room = room.contiguous()
+    _check(weights, room, Steps(worth, steps.bytes, steps.transfers), shared=shared)
+    run = find_build("allocation", None, weights.device)
+    if run is None:
+        return reference.fill(weights, room, steps, shared=shared)
+    weights = weights.contiguous()
+    prices = weights.new_empty(deals, classes, count, rows)
+    cuts = torch.empty(deals, classes, count, dtype=torch.int64, device=weights.device)
+    more = torch.empty_like(cuts)
+    times = steps.transfers if shared else torch.ones_like(steps.transfers)
+    costs = times[:, None] * steps.bytes
+    tensors = (weights, worth, costs, room, prices, more, cuts)
+    places = [tensor.data_ptr() for tensor in tensors]
+    run(
+        "fill",
+        arguments.Fill(*places, classes, count, rows, shared),
+        deals if shared else deals * classes,
+    )
+    return cuts
+
+
+def _check(weights: Tensor, room: Tensor, steps: Steps, *, shared: bool) -> None:
+    device = weights.device
+    check_memory("weights", weights.contiguous(), (torch.float64,), device)
+    check_memory("worth", steps.worth, (torch.float64,), device)
+    for name, tensor in (("room", room), ("bytes", steps.bytes), ("transfers", steps.transfers)):
+        check_memory(name, tensor, (torch.int64,), device)
+    classes, count, _ = steps.worth.shape
+    expected = (len(weights), 1 if shared else classes)
+    if room.shape != expected or len(steps.bytes) != count or len(steps.transfers) != classes:
+        raise InputError(
+            f"{len(weights)} lists of rows and {classes} classes of {count} steps need room "
+            f"{list(expected)}, {count} bytes and {classes} transfers, got {list(room.shape)}, "
+            f"{len(steps.bytes)} and {len(steps.transfers)}"
+        )
