@@ -40,7 +40,7 @@ from dynamiq.core.registry import (
 from dynamiq.core.topology import Hop, Schedule, Step, Topology
 from dynamiq.core.transport import Transport
 from dynamiq.pipeline import Handle, Metrics, Pipeline
-from dynamiq.topologies import Butterfly, Ring
+from dynamiq.topologies import Butterfly, Direct, Ring
 from dynamiq.transports import GlooTransport, LoopbackTransport, NCCLTransport
 
 __all__ = [
@@ -53,6 +53,7 @@ __all__ = [
     "Compressor",
     "ConfigurationError",
     "DenseEncoding",
+    "Direct",
     "DynamiQCompressor",
     "DynamiqError",
     "Encoding",

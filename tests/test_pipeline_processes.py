@@ -13,6 +13,7 @@ import torch.distributed as dist
 from dynamiq import (
     AgreementError,
     Butterfly,
+    Direct,
     DynamiQCompressor,
     DynamiqError,
     GlooTransport,
@@ -55,6 +56,7 @@ def all_reduce(rank, x, op, options, background):
         (PAPER, Butterfly(), 3, "sum", True, 1, torch.bfloat16),
         (PAPER, Butterfly(), 4, "mean", False, 1, torch.float16),
         (PAPER, Butterfly(), 5, "sum", False, 1, torch.float32),
+        (PAPER, Direct(), 5, "mean", True, 3, torch.float32),
         (WIDE, Ring(), 4, "sum", True, 1, torch.float32),
         (Uncompressed("bf16"), Ring(), 3, "mean", True, 7, torch.float32),
         (Uncompressed("bf16"), Butterfly(), 5, "sum", True, 3, torch.float32),

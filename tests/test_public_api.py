@@ -22,6 +22,7 @@ NAMES = [
     "Compressor",
     "ConfigurationError",
     "DenseEncoding",
+    "Direct",
     "DynamiQCompressor",
     "DynamiqError",
     "Encoding",

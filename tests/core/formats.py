@@ -9,6 +9,7 @@ from dynamiq.compressors.dynamiq import DynamiQCompressor
 from dynamiq.compressors.feedback import ErrorFeedback
 from dynamiq.compressors.uncompressed import Uncompressed
 from dynamiq.core.compressor import Compressor
+from dynamiq.topologies import Butterfly, Direct, Ring
 from tests.probes import (
     AdaptiveFixedPoint,
     FloatPerHop,
@@ -109,6 +110,16 @@ FORMATS = (
         random=True,
     ),
 )
+
+
+every_topology = pytest.mark.parametrize(
+    "topology",
+    [Ring(), Butterfly(), pytest.param(Direct(), marks=pytest.mark.soak)],
+    ids=lambda topology: topology.kind,
+)
+"""Direct exchange is the simplest schedule: by default it runs with DIRECT only."""
+DIRECT = ("bf16", "dynamiq-paper-correlated", "dynamiq-local")
+"""Names of the formats that run over direct exchange by default."""
 
 
 def formats(choose: Callable[[Format], bool] = lambda format: True) -> pytest.MarkDecorator:

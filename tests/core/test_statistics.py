@@ -8,10 +8,12 @@ import torch
 from dynamiq.core.compressor import Compressor, Encoding, Statistics
 from dynamiq.core.message import Call, Message
 from dynamiq.core.statistics import StatisticsEncoding
-from dynamiq.topologies import Butterfly, Ring
+from dynamiq.topologies import Butterfly, Direct, Ring
 from tests.contracts.compressor import all_reduce, reduce_scatter, same_bits
 
-every_topology = pytest.mark.parametrize("topology", [Ring(), Butterfly()], ids=lambda t: t.kind)
+every_topology = pytest.mark.parametrize(
+    "topology", [Ring(), Butterfly(), Direct()], ids=lambda t: t.kind
+)
 
 
 class OnlyStatistics(Compressor):

@@ -5,10 +5,10 @@ import pytest
 from dynamiq.core.errors import ConfigurationError
 from dynamiq.core.registry import topology_registry
 from dynamiq.core.topology import Schedule
-from dynamiq.topologies import Butterfly, Ring
+from dynamiq.topologies import Butterfly, Direct, Ring
 from tests.contracts import topology as contract
 
-TOPOLOGIES = (Ring(), Butterfly())
+TOPOLOGIES = (Ring(), Butterfly(), Direct())
 
 every_topology = pytest.mark.parametrize("topology", TOPOLOGIES, ids=lambda t: t.kind)
 
