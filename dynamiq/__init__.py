@@ -12,7 +12,12 @@ from dynamiq.installation import check_installation
 
 check_installation(Path(__file__).parent)
 
-from dynamiq.compressors import DynamiQCompressor, ErrorFeedback, Uncompressed
+from dynamiq.compressors import (
+    DynamiQCompressor,
+    ErrorFeedback,
+    OmniReduceCompressor,
+    Uncompressed,
+)
 from dynamiq.core.compressor import Compressor, Encoding, State, Statistics
 from dynamiq.core.dense import DenseEncoding
 from dynamiq.core.errors import (
@@ -70,6 +75,7 @@ __all__ = [
     "Metrics",
     "NCCLTransport",
     "NonFiniteError",
+    "OmniReduceCompressor",
     "PeerLostError",
     "PeerTimeoutError",
     "Pipeline",

@@ -39,6 +39,7 @@ NAMES = [
     "Metrics",
     "NCCLTransport",
     "NonFiniteError",
+    "OmniReduceCompressor",
     "PeerLostError",
     "PeerTimeoutError",
     "Pipeline",

@@ -31,6 +31,8 @@ class Format:
 
 FORMATS = {
     "bf16": Format("uncompressed", preset={"format": "bf16"}, has_budget=False),
+    "omnireduce": Format("omnireduce", preset={"mode": "lossless"}, has_budget=False),
+    "omnireduce-topk": Format("omnireduce", preset={"mode": "topk"}),
     "paper": Format(recipe="paper"),
     "paper-stochastic": Format(recipe="paper", preset={"rounding": "stochastic"}),
     "paper-nearest": Format(recipe="paper", preset={"rounding": "nearest"}),
