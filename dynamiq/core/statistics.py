@@ -31,6 +31,10 @@ class StatisticsEncoding(DenseEncoding):
         self.reduction = statistics.reduction
         self.wire_dtype = _WIRE_DTYPES[statistics.format]
 
+    def load(self, x: Tensor, rank: int, out: Tensor) -> Tensor:
+        """Copy x[k]; of bits only whether they are 0, so that a maximum is what any rank says."""
+        return super().load(x != 0 if self.wire_dtype is torch.uint8 else x, rank, out)
+
     def value_bytes(self, count: int, message: Message) -> int:
         """Two or four bytes each, or an eighth of one."""
         if self.wire_dtype is torch.uint8:
@@ -38,7 +42,7 @@ class StatisticsEncoding(DenseEncoding):
         return count * self.wire_dtype.itemsize
 
     def write_values(self, values: Tensor, message: Message, entry: int, out: Tensor) -> None:
-        """Round stochastically to bfloat16, copy float32, or say what is not 0.
+        """Round stochastically to bfloat16, copy float32, or pack bits.
 
         Rounding to nearest would lose a long ring's late contributions (DynamiQ §3.1 is silent;
         measured: 5 % of the true sum left at 8192 ranks).
