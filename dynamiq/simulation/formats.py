@@ -31,14 +31,14 @@ class Format:
 
 FORMATS = {
     "bf16": Format("uncompressed", preset={"format": "bf16"}, has_budget=False),
-    "omnireduce": Format("omnireduce", preset={"mode": "lossless"}, has_budget=False),
-    "omnireduce-topk": Format("omnireduce", preset={"mode": "topk"}),
     "paper": Format(recipe="paper"),
     "paper-stochastic": Format(recipe="paper", preset={"rounding": "stochastic"}),
     "paper-nearest": Format(recipe="paper", preset={"rounding": "nearest"}),
     "local": Format(recipe="local"),
     "rotated": Format(recipe="rotated"),
     "default": Format(),
+    "omnireduce": Format("omnireduce", preset={"mode": "lossless"}, has_budget=False),
+    "omnireduce-topk": Format("omnireduce", preset={"mode": "topk"}),
 }
 
 

@@ -26,6 +26,7 @@ from tests.contracts.compressor import (
     sample,
     uneven_bounds,
 )
+from tests.integrations.worlds import rank_of, run_world
 
 BLOCK = 256
 LOSSLESS = OmniReduceCompressor(payload="fp32")
@@ -294,6 +295,24 @@ class TestNumberOfVotes:
         x[1, 3] = torch.nan
         after = reduce_scatter(top(), Ring(), x, bounds, call=Call(0, 1), states=states).states
         assert [state.shared for state in after] == [state.shared for state in states]
+
+    def test_a_pipeline_keeps_it_by_key(self):
+        """Two tensors in turn; each goes on where its own last call ended."""
+        tensors = [sample(3, size, seed=size, spread=0.3) for size in (4000, 9000)]
+
+        def run(pipeline):
+            mine = [x[rank_of(pipeline)].clone() for _ in range(3) for x in tensors]
+            for tensor in mine:
+                pipeline.all_reduce(tensor, "sum", key=str(len(tensor)))
+            return mine
+
+        results = run_world(run, 3, compressor=top(), topology=Direct())
+        states = [None, None]
+        for number, outs in enumerate(zip(*results, strict=True)):
+            which = number % 2
+            done = simulate(tensors[which], top(), Direct(), Call(0, number), states[which])
+            states[which] = done.states
+            assert all(same_bits(out, done.result) for out in outs)
 
     def test_a_key_is_needed_for_it(self):
         assert top().needs_key
