@@ -10,12 +10,9 @@ from dynamiq.core.compressor import Compressor, Encoding, Statistics
 from dynamiq.core.errors import ConfigurationError
 from dynamiq.core.message import Call, Message
 from dynamiq.core.statistics import StatisticsEncoding
-from dynamiq.topologies import Butterfly, Direct, Ring
+from dynamiq.topologies import Ring
 from tests.contracts.compressor import all_reduce, reduce_scatter, same_bits
-
-every_topology = pytest.mark.parametrize(
-    "topology", [Ring(), Butterfly(), Direct()], ids=lambda t: t.kind
-)
+from tests.core.formats import every_topology
 
 
 class OnlyStatistics(Compressor):
