@@ -12,7 +12,12 @@ from dynamiq.installation import check_installation
 
 check_installation(Path(__file__).parent)
 
-from dynamiq.compressors import DynamiQCompressor, ErrorFeedback, Uncompressed
+from dynamiq.compressors import (
+    DynamiQCompressor,
+    ErrorFeedback,
+    OmniReduceCompressor,
+    Uncompressed,
+)
 from dynamiq.core.compressor import Compressor, Encoding, State, Statistics
 from dynamiq.core.dense import DenseEncoding
 from dynamiq.core.errors import (
@@ -40,7 +45,7 @@ from dynamiq.core.registry import (
 from dynamiq.core.topology import Hop, Schedule, Step, Topology
 from dynamiq.core.transport import Transport
 from dynamiq.pipeline import Handle, Metrics, Pipeline
-from dynamiq.topologies import Butterfly, Ring
+from dynamiq.topologies import Butterfly, Direct, Ring
 from dynamiq.transports import GlooTransport, LoopbackTransport, NCCLTransport
 
 __all__ = [
@@ -53,6 +58,7 @@ __all__ = [
     "Compressor",
     "ConfigurationError",
     "DenseEncoding",
+    "Direct",
     "DynamiQCompressor",
     "DynamiqError",
     "Encoding",
@@ -69,6 +75,7 @@ __all__ = [
     "Metrics",
     "NCCLTransport",
     "NonFiniteError",
+    "OmniReduceCompressor",
     "PeerLostError",
     "PeerTimeoutError",
     "Pipeline",

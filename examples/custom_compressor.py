@@ -13,6 +13,7 @@ from dynamiq import (
     Call,
     Compressor,
     DenseEncoding,
+    Direct,
     Layout,
     Message,
     Ring,
@@ -66,7 +67,7 @@ class Int8Encoding(DenseEncoding):
 
 def main() -> None:
     gradients = torch.randn(6, 10_000, generator=torch.Generator().manual_seed(0))
-    for topology in (Ring(), Butterfly()):
+    for topology in (Ring(), Butterfly(), Direct()):
         report = measure_error(gradients, Int8Compressor(), topology)
         print(f"{topology.kind}: {report.bits_per_entry:.2f} bits, vNMSE {report.vnmse:.1e}")
 

@@ -5,6 +5,7 @@ import torch
 
 from dynamiq import (
     Butterfly,
+    Direct,
     DynamiQCompressor,
     ErrorFeedback,
     Ring,
@@ -16,7 +17,7 @@ from tests.contracts.compressor import same_bits, sample, uneven_bounds
 from tests.integrations.worlds import integers, lockstep, rank_of, run_world, same
 from tests.probes import AdaptiveFixedPoint, FloatPerHop, NonZeroBlocks
 
-TOPOLOGIES = [Ring(), Butterfly()]
+TOPOLOGIES = [Ring(), Butterfly(), pytest.param(Direct(), marks=pytest.mark.soak)]
 PAPER = DynamiQCompressor.paper()
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 

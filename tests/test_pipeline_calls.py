@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from dynamiq import (
     Butterfly,
     ClosedError,
+    Direct,
     DynamiQCompressor,
     GlooTransport,
     Handle,
@@ -35,7 +36,7 @@ every_topology = pytest.mark.parametrize("topology", TOPOLOGIES, ids=lambda t: t
 # Asynchronous calls.
 
 
-@every_topology
+@pytest.mark.parametrize("topology", [*TOPOLOGIES, Direct()], ids=lambda t: t.kind)
 @pytest.mark.parametrize("rendezvous", [False, True])
 def test_several_calls_in_flight(topology, rendezvous):
     """More than there are channels; each gives what it gives alone."""

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from dynamiq import Butterfly, DynamiQCompressor, GlooTransport, NCCLTransport, Ring
+from dynamiq import Butterfly, Direct, DynamiQCompressor, GlooTransport, NCCLTransport, Ring
 from tests.contracts.compressor import sample
 from tests.integrations.worlds import build, lockstep, same
 from tests.processes import run_ranks
@@ -25,7 +25,9 @@ def all_reduce_on_one_gpu(rank, x, topology, op):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("topology", [Ring(), Butterfly()], ids=lambda topology: topology.kind)
+@pytest.mark.parametrize(
+    "topology", [Ring(), Butterfly(), Direct()], ids=lambda topology: topology.kind
+)
 @pytest.mark.parametrize("world_size", [3, 4])  # division by 4 is exact
 def test_processes_share_a_gpu_over_gloo(world_size, topology, dtype):
     x = sample(world_size, 300_001).to(dtype)

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from dynamiq import Butterfly, DynamiQCompressor, GlooTransport, Layout, Ring
+from dynamiq import Butterfly, Direct, DynamiQCompressor, GlooTransport, Layout, Ring
 from dynamiq.compressors.dynamiq.encoding import DynamiQEncoding
 from dynamiq.core.compressor import State
 from dynamiq.core.message import Call, Message
@@ -125,6 +125,7 @@ def payload_bytes(numel: int, n: int) -> tuple[int, int]:
     [
         *((Ring(), 2, 1), (Ring(), 4, 1), (Ring(), 4, 3)),
         *((Butterfly(), 2, 1), (Butterfly(), 4, 1), (Butterfly(), 5, 1), (Butterfly(), 4, 3)),
+        (Direct(), 4, 1),
     ],
 )
 def test_an_all_reduce_needs_the_payloads_and_one_working_buffer(topology, n, segments, dtype):
@@ -161,7 +162,9 @@ def many_all_reduces(rank, topology, steps):
 
 @pytest.mark.soak
 @pytest.mark.skipif(not MEMORY.exists(), reason="needs /proc/self/statm for resident memory")
-@pytest.mark.parametrize("topology", [Ring(), Butterfly()], ids=lambda topology: topology.kind)
+@pytest.mark.parametrize(
+    "topology", [Ring(), Butterfly(), Direct()], ids=lambda topology: topology.kind
+)
 def test_a_thousand_steps_grow_nothing(topology):
     for resident in run_ranks(many_all_reduces, 2, topology, 1000, timeout_s=600):
         assert resident[-1] - resident[2] < MEGABYTE, resident

@@ -52,7 +52,9 @@ def simulate(  # noqa: PLR0913  a command line has as many parameters as options
     ] = None,
     topology: Annotated[
         list[str],
-        typer.Option(help="ring, butterfly, or an installed one; may be repeated.", metavar="NAME"),
+        typer.Option(
+            help="ring, butterfly, direct, or an installed one; may be repeated.", metavar="NAME"
+        ),
     ] = _TOPOLOGIES,
     world_size: Annotated[
         int | None,

@@ -13,6 +13,7 @@ from typing import Any, Generic, Literal, TypeVar
 from torch import Tensor
 
 from dynamiq.core.description import Description
+from dynamiq.core.errors import ConfigurationError
 from dynamiq.core.layout import Layout
 from dynamiq.core.message import Call, Message
 from dynamiq.core.topology import Schedule
@@ -29,13 +30,25 @@ class Statistics:
     Attributes:
         values: float32[k], k the same on all ranks.
         reduction: "sum" or "max" (max propagates NaN).
-        format: "bf16" (stochastic rounding at every hop, which does not stagnate on long rings)
-            or "fp32". With "max" only "fp32" is exact.
+        format: "bf16" (stochastic rounding at every hop, which does not stagnate on long rings),
+            "fp32", or "bit": one bit for each value, 1 for all that are not 0, so that the maximum
+            is what any rank says. With "max" "bf16" is not exact.
+
+    Raises:
+        ConfigurationError: Bits, which have no sum.
     """
 
     values: Tensor
     reduction: Literal["sum", "max"] = "sum"
-    format: Literal["bf16", "fp32"] = "fp32"
+    format: Literal["bf16", "fp32", "bit"] = "fp32"
+
+    def __post_init__(self) -> None:
+        """Refuse what one bit cannot hold."""
+        if self.format == "bit" and self.reduction != "max":
+            raise ConfigurationError(
+                f'statistics of one bit each have no {self.reduction}; use reduction="max", or '
+                f'format="fp32"'
+            )
 
 
 @dataclass(frozen=True)

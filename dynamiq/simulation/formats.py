@@ -37,6 +37,8 @@ FORMATS = {
     "local": Format(recipe="local"),
     "rotated": Format(recipe="rotated"),
     "default": Format(),
+    "omnireduce": Format("omnireduce", preset={"mode": "lossless"}, has_budget=False),
+    "omnireduce-topk": Format("omnireduce", preset={"mode": "topk"}),
 }
 
 

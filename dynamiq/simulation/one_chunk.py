@@ -134,7 +134,8 @@ class Piece:
         """Run the reduce-scatter along the tree, and decode what the owner sends to all."""
         work = None
         for node in tree(self.schedule):
-            work = self._add(node.message, node.inputs)
+            if node.inputs:
+                work = self._add(node.message, node.inputs)
         self._finish(work)
         return self
 
@@ -162,10 +163,10 @@ class Piece:
         work = self.encoding.load(x, message.sender, self.estimate)
         out = self._payload(message)
         for incoming in inputs[:-1]:
-            payload = self._payloads.pop(incoming.sender)
+            payload = self._arriving(incoming)
             self.encoding.decompress_accumulate(payload, work, incoming, self._positions)
         if inputs:
-            payload = self._payloads.pop(inputs[-1].sender)
+            payload = self._arriving(inputs[-1])
             self.encoding.decompress_accumulate_recompress(
                 payload, work, inputs[-1], message, self._positions, out
             )
@@ -174,6 +175,15 @@ class Piece:
         hop = self.schedule.hops[message.hop]
         self.bytes_sent += out.numel() * (1 if hop.reduce else hop.transfers)
         return work
+
+    def _arriving(self, message: Message) -> Tensor:
+        """Return the payload of a message, for the only time; who adds nothing compresses it now.
+
+        So few payloads are kept, also where one rank adds those of all others.
+        """
+        if message.sender not in self._payloads:
+            self._add(message, ())
+        return self._payloads.pop(message.sender)
 
     def _payload(self, message: Message) -> Tensor:
         size = self.encoding.payload_bytes(message, self._positions)

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from dynamiq.core.message import Message
 from dynamiq.core.topology import Schedule, Topology
-from dynamiq.topologies import Butterfly, Ring
+from dynamiq.topologies import Butterfly, Direct, Ring
 
-_CIRCULANT: tuple[type[Topology], ...] = (Ring, Butterfly)
+_CIRCULANT: tuple[type[Topology], ...] = (Ring, Butterfly, Direct)
 """Schedules in which rank r does with chunk c + r what rank 0 does with chunk c."""
 
 

@@ -1,6 +1,7 @@
 """Schedules: who sends which chunk to whom, and when."""
 
 from dynamiq.topologies.butterfly import Butterfly
+from dynamiq.topologies.direct import Direct
 from dynamiq.topologies.ring import Ring
 
-__all__ = ["Butterfly", "Ring"]
+__all__ = ["Butterfly", "Direct", "Ring"]

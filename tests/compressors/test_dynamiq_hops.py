@@ -8,12 +8,12 @@ from itertools import pairwise
 import pytest
 import torch
 
-from dynamiq import Butterfly, Ring
+from dynamiq import Butterfly, Direct, Ring
 from dynamiq.compressors.dynamiq.hops import HopModel
 
 SIZES = (2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 16)
-SCHEDULES = [t.schedule(n) for t in (Ring(), Butterfly()) for n in SIZES]
-UNIFORM = [s for s in SCHEDULES if s.topology.kind == "ring" or s.world_size in {2, 4, 8, 16}]
+SCHEDULES = [t.schedule(n) for t in (Ring(), Butterfly(), Direct()) for n in SIZES]
+UNIFORM = [s for s in SCHEDULES if s.topology.kind != "butterfly" or s.world_size in {2, 4, 8, 16}]
 """Where all sums of a class are made alike."""
 MIXED = [s for s in SCHEDULES if s not in UNIFORM]
 
@@ -216,7 +216,9 @@ def test_sensitivity_is_the_derivative_of_the_modelled_noise(schedule, gather):
         assert torch.allclose(slope, own * growth[h], rtol=1e-6), h
 
 
-@pytest.mark.parametrize("schedule", [Ring().schedule(5), Butterfly().schedule(8)], ids=named)
+@pytest.mark.parametrize(
+    "schedule", [Ring().schedule(5), Butterfly().schedule(8), Direct().schedule(5)], ids=named
+)
 @pytest.mark.parametrize("correlation", [0.0, 0.3])
 def test_noise_of_numbers_that_really_are_added_up(schedule, correlation):
     """Vectors of correlated ranks; a message gains noise of e times what it carries."""

@@ -7,8 +7,10 @@ import pytest
 
 from dynamiq.compressors.dynamiq import DynamiQCompressor
 from dynamiq.compressors.feedback import ErrorFeedback
+from dynamiq.compressors.omnireduce import OmniReduceCompressor
 from dynamiq.compressors.uncompressed import Uncompressed
 from dynamiq.core.compressor import Compressor
+from dynamiq.topologies import Butterfly, Direct, Ring
 from tests.probes import (
     AdaptiveFixedPoint,
     FloatPerHop,
@@ -48,6 +50,18 @@ FORMATS = (
     Format("bf16", Uncompressed("bf16"), 3e-5),
     Format("fp16", Uncompressed("fp16"), 1e-6),
     Format("feedback-bf16", ErrorFeedback(Uncompressed("bf16")), 3e-5),
+    Format("omnireduce-fp32", OmniReduceCompressor(payload="fp32"), 1e-13, data_free=False),
+    Format("omnireduce-bf16", OmniReduceCompressor(), 3e-5, data_free=False, soak=True),
+    Format(
+        "omnireduce-topk", OmniReduceCompressor(mode="topk", bit_budget=5), 0.3, data_free=False
+    ),
+    Format(
+        "omnireduce-feedback",
+        ErrorFeedback(OmniReduceCompressor(mode="topk", bit_budget=5)),
+        0.3,
+        data_free=False,
+        soak=True,
+    ),
     Format("probe-integers", RotatedIntegers(), 1e-3, None, random=True),
     Format("probe-blocks", NonZeroBlocks(), 1e-13, data_free=False),
     Format("probe-hops", FloatPerHop(), 1e-2),
@@ -109,6 +123,16 @@ FORMATS = (
         random=True,
     ),
 )
+
+
+every_topology = pytest.mark.parametrize(
+    "topology",
+    [Ring(), Butterfly(), pytest.param(Direct(), marks=pytest.mark.soak)],
+    ids=lambda topology: topology.kind,
+)
+"""Direct exchange is the simplest schedule: by default it runs with DIRECT only."""
+DIRECT = ("bf16", "dynamiq-paper-correlated", "dynamiq-local", "omnireduce-topk")
+"""Names of the formats that run over direct exchange by default."""
 
 
 def formats(choose: Callable[[Format], bool] = lambda format: True) -> pytest.MarkDecorator:

@@ -13,7 +13,7 @@ from dynamiq.core.compressor import State
 from dynamiq.core.drivers import lockstep
 from dynamiq.core.errors import AgreementError
 from dynamiq.core.message import Call
-from dynamiq.topologies import Butterfly, Ring
+from dynamiq.topologies import Butterfly, Direct, Ring
 from tests.probes import AdaptiveFixedPoint
 
 
@@ -148,7 +148,9 @@ def outcomes(calls, topology, states=None):
     return results, posted, inputs
 
 
-every_topology = pytest.mark.parametrize("topology", [Ring(), Butterfly()], ids=lambda t: t.kind)
+every_topology = pytest.mark.parametrize(
+    "topology", [Ring(), Butterfly(), Direct()], ids=lambda t: t.kind
+)
 
 
 @every_topology

@@ -8,10 +8,12 @@ from dynamiq.core.collective import Collective, Post, Wait, interleave
 from dynamiq.core.compressor import State
 from dynamiq.core.errors import InputError
 from dynamiq.core.message import Call
-from dynamiq.topologies import Butterfly, Ring
+from dynamiq.topologies import Butterfly, Direct, Ring
 from tests.probes import AdaptiveFixedPoint, NonZeroBlocks
 
-every_topology = pytest.mark.parametrize("topology", [Ring(), Butterfly()], ids=lambda t: t.kind)
+every_topology = pytest.mark.parametrize(
+    "topology", [Ring(), Butterfly(), Direct()], ids=lambda t: t.kind
+)
 
 
 def requests(collective, x, out):

@@ -3,11 +3,9 @@
 import pytest
 
 from dynamiq.compressors.dynamiq import order
-from dynamiq.topologies import Butterfly, Ring
+from dynamiq.topologies import Direct
 from tests.contracts import compressor as contract
-from tests.core.formats import formats
-
-every_topology = pytest.mark.parametrize("topology", [Ring(), Butterfly()], ids=lambda t: t.kind)
+from tests.core.formats import DIRECT, every_topology, formats
 
 
 @pytest.mark.parametrize("law", contract.LAWS, ids=contract.name)
@@ -15,6 +13,12 @@ every_topology = pytest.mark.parametrize("topology", [Ring(), Butterfly()], ids=
 @formats()
 def test_contract(format, topology, law):
     law(format.compressor, topology)
+
+
+@pytest.mark.parametrize("law", contract.LAWS, ids=contract.name)
+@formats(lambda f: f.name in DIRECT)
+def test_contract_over_direct_exchange(format, law):
+    law(format.compressor, Direct())
 
 
 @every_topology

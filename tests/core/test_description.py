@@ -14,11 +14,11 @@ from dynamiq.core.compressor import Compressor
 from dynamiq.core.description import Description
 from dynamiq.core.errors import ConfigurationError
 from dynamiq.core.registry import AnyCompressor, AnyTopology
-from dynamiq.topologies import Butterfly, Ring
+from dynamiq.topologies import Butterfly, Direct, Ring
 from tests.core.formats import FORMATS
 from tests.probes import FloatPerHop, RotatedIntegers
 
-DESCRIPTIONS = [*(f.compressor for f in FORMATS), Ring(), Butterfly()]
+DESCRIPTIONS = [*(f.compressor for f in FORMATS), Ring(), Butterfly(), Direct()]
 
 
 class Nested(Description):

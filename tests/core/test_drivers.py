@@ -14,12 +14,9 @@ from dynamiq.core.drivers import Interleaved, Job, Meter, blocking, lockstep
 from dynamiq.core.errors import AgreementError, ClosedError, PeerLostError, TransportError
 from dynamiq.core.message import Call
 from dynamiq.core.transport import Transport
-from dynamiq.topologies import Butterfly, Ring
 from dynamiq.transports import LoopbackTransport
 from tests.contracts.compressor import same_bits, sample
-from tests.core.formats import formats
-
-every_topology = pytest.mark.parametrize("topology", [Ring(), Butterfly()], ids=lambda t: t.kind)
+from tests.core.formats import every_topology, formats
 
 
 def post(payload, to, source, nbytes):

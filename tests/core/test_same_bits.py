@@ -7,15 +7,13 @@ from dynamiq.core.collective import Collective
 from dynamiq.core.drivers import lockstep
 from dynamiq.core.message import Call
 from dynamiq.core.metrics import vnmse
-from dynamiq.topologies import Butterfly, Ring
+from dynamiq.topologies import Butterfly, Direct, Ring
 from tests.contracts.compressor import same_bits, sample
-from tests.core.formats import formats
+from tests.core.formats import DIRECT, every_topology, formats
 
 WORLD_SIZES = range(1, 10)
 SIZES = (0, 1, 15, 16, 17, 255, 256, 257, 4097)
 LARGE = 100_003
-
-every_topology = pytest.mark.parametrize("topology", [Ring(), Butterfly()], ids=lambda t: t.kind)
 
 
 def check(format, topology, world_size, numel):
@@ -41,6 +39,13 @@ def check(format, topology, world_size, numel):
 def test_small_sizes(format, topology, world_size):
     for numel in SIZES:
         check(format, topology, world_size, numel)
+
+
+@pytest.mark.parametrize("world_size", [2, 5, 9])
+@formats(lambda f: f.name in DIRECT)
+def test_small_sizes_over_direct_exchange(format, world_size):
+    for numel in SIZES:
+        check(format, Direct(), world_size, numel)
 
 
 @pytest.mark.parametrize("world_size", [2, 7])

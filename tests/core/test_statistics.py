@@ -5,13 +5,14 @@ from typing import Literal
 import pytest
 import torch
 
+from dynamiq.core.agreement import HEADER_BYTES
 from dynamiq.core.compressor import Compressor, Encoding, Statistics
+from dynamiq.core.errors import ConfigurationError
 from dynamiq.core.message import Call, Message
 from dynamiq.core.statistics import StatisticsEncoding
-from dynamiq.topologies import Butterfly, Ring
+from dynamiq.topologies import Ring
 from tests.contracts.compressor import all_reduce, reduce_scatter, same_bits
-
-every_topology = pytest.mark.parametrize("topology", [Ring(), Butterfly()], ids=lambda t: t.kind)
+from tests.core.formats import every_topology
 
 
 class OnlyStatistics(Compressor):
@@ -19,7 +20,7 @@ class OnlyStatistics(Compressor):
 
     kind: Literal["only-statistics"] = "only-statistics"
     reduction: Literal["sum", "max"] = "sum"
-    format: Literal["bf16", "fp32"] = "fp32"
+    format: Literal["bf16", "fp32", "bit"] = "fp32"
 
     def statistics(self, x, layout, call, state):
         return Statistics(x, self.reduction, self.format)
@@ -78,6 +79,23 @@ class TestEverySize:
 
         assert torch.equal(result.bfloat16().float(), result)
         assert result.allclose(x.sum(0), rtol=2**-7 * world_size)
+
+    def test_a_bit_is_what_any_rank_says(self, topology, world_size, count):
+        said = positive(world_size, count) > 1.3
+        # Whatever is not 0 is a 1, the least and what is no number, too.
+        for value in (1.0, -7.5, 1e-45, torch.nan):
+            x = torch.where(said, value, torch.zeros(1))
+            result = reduce(x, topology, "max", "bit")
+            assert torch.equal(result, said.any(0).float())
+
+    def test_bits_are_sent_as_bits(self, topology, world_size, count):
+        """Whole bytes for each chunk: eight bits or the rest of the last one."""
+        x = torch.ones(world_size, count)
+        compressor = OnlyStatistics(reduction="max", format="bit")
+        outcome = all_reduce(compressor, topology, x)
+        peers = sum(len(topology.schedule(world_size).peers(r)) for r in range(world_size))
+        sent = sum(outcome.bytes_sent) - HEADER_BYTES * peers
+        assert sent == 2 * (world_size - 1) * -(-count // 8)
 
     def test_segments_change_nothing(self, topology, world_size, count):
         x = positive(world_size, count)
@@ -198,3 +216,17 @@ def test_512_ranks_in_lockstep_do_not_stagnate():
     result = reduce(torch.ones(512, 512), Ring(), "sum", "bf16")
 
     assert result.mean().item() == pytest.approx(512, rel=0.003)
+
+
+@every_topology
+def test_segments_of_bits(topology):
+    """Cut at whole bytes."""
+    x = (positive(3, 1000) > 1.4).float()
+    assert same_bits(
+        reduce(x, topology, "max", "bit", segments=7), reduce(x, topology, "max", "bit")
+    )
+
+
+def test_bits_have_no_sum():
+    with pytest.raises(ConfigurationError, match="one bit each have no sum"):
+        Statistics(torch.ones(3), "sum", "bit")

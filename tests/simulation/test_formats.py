@@ -2,7 +2,7 @@
 
 import pytest
 
-from dynamiq.compressors import DynamiQCompressor, Uncompressed
+from dynamiq.compressors import DynamiQCompressor, OmniReduceCompressor, Uncompressed
 from dynamiq.core.errors import ConfigurationError
 from dynamiq.simulation import formats
 from dynamiq.simulation.formats import FORMATS, Format, build, parse_option
@@ -14,6 +14,8 @@ PAPER = DynamiQCompressor.paper
     ("name", "expected"),
     [
         ("bf16", Uncompressed("bf16")),
+        ("omnireduce", OmniReduceCompressor()),
+        ("omnireduce-topk", OmniReduceCompressor(mode="topk", bit_budget=4.5)),
         ("paper", PAPER(4.5)),
         ("paper-stochastic", PAPER(4.5, rounding="stochastic")),
         ("paper-nearest", PAPER(4.5, rounding="nearest")),
@@ -27,7 +29,7 @@ def test_names_stand_for(name, expected):
 
 
 def test_no_name_is_left_out_above():
-    assert len(FORMATS) == 7
+    assert len(FORMATS) == 9
 
 
 def test_options_change_fields():

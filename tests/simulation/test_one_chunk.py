@@ -18,12 +18,14 @@ from dynamiq.simulation.figures import relative
 from dynamiq.simulation.one_chunk import PIECE, OneChunk, Piece
 from dynamiq.simulation.sources import Drawn, mixture
 from dynamiq.simulation.worlds import AllChunks, Attempt
-from dynamiq.topologies import Butterfly, Ring
+from dynamiq.topologies import Butterfly, Direct, Ring
 from tests.contracts.compressor import same_bits
 from tests.probes import AdaptiveFixedPoint
 
 STOCHASTIC = DynamiQCompressor.paper(5.0, rounding="stochastic")
-every_topology = pytest.mark.parametrize("topology", [Ring(), Butterfly()], ids=lambda t: t.kind)
+every_topology = pytest.mark.parametrize(
+    "topology", [Ring(), Butterfly(), Direct()], ids=lambda t: t.kind
+)
 
 
 class Told(Compressor):
@@ -87,7 +89,11 @@ def test_is_a_real_call_whose_first_chunk_holds_everything(topology, world_size,
     assert torch.allclose(piece.target().mean_square, x.double().square().mean(0), rtol=1e-12)
 
 
-@every_topology
+@pytest.mark.parametrize(
+    "topology",
+    [Ring(), Butterfly(), pytest.param(Direct(), marks=pytest.mark.soak)],
+    ids=lambda t: t.kind,
+)
 @pytest.mark.parametrize(
     ("world_size", "compressor"),
     [(4, STOCHASTIC), (9, STOCHASTIC), (16, STOCHASTIC), (5, DynamiQCompressor.rotated(4.0))],
@@ -202,3 +208,19 @@ def test_what_needs_all_ranks_is_refused():
 def test_the_target_is_known_after_a_call():
     with pytest.raises(InputError, match="known once a call has drawn it"):
         OneChunk(mixture(256, seed=0), 3).target  # noqa: B018
+
+
+@every_topology
+def test_few_payloads_are_kept(topology):
+    """Of 33 ranks: one of each size on a butterfly, and one where all send to one."""
+    piece = Piece(mixture(2560, 0), Uncompressed("bf16"), topology.schedule(33), Call())
+    kept, arriving = [], piece._arriving
+
+    def watched(message):
+        kept.append(len(piece._payloads))
+        return arriving(message)
+
+    piece._arriving = watched
+    piece.run()
+    assert len(kept) == 32
+    assert max(kept) <= {"ring": 2, "butterfly": 8, "direct": 1}[topology.kind]

@@ -4,7 +4,7 @@ import pytest
 
 from dynamiq.core.topology import Topology
 from dynamiq.simulation.tree import tree
-from dynamiq.topologies import Butterfly, Ring
+from dynamiq.topologies import Butterfly, Direct, Ring
 
 
 class Elsewhere(Topology):
@@ -20,7 +20,7 @@ class Elsewhere(Topology):
 
 
 every_topology = pytest.mark.parametrize(
-    "topology", [Ring(), Butterfly(), Elsewhere()], ids=lambda t: t.kind
+    "topology", [Ring(), Butterfly(), Direct(), Elsewhere()], ids=lambda t: t.kind
 )
 
 

@@ -5,17 +5,30 @@ import pytest
 from dynamiq.core.errors import ConfigurationError
 from dynamiq.core.registry import topology_registry
 from dynamiq.core.topology import Schedule
-from dynamiq.topologies import Butterfly, Ring
+from dynamiq.topologies import Butterfly, Direct, Ring
 from tests.contracts import topology as contract
 
-TOPOLOGIES = (Ring(), Butterfly())
+TOPOLOGIES = (Ring(), Butterfly(), Direct())
 
 every_topology = pytest.mark.parametrize("topology", TOPOLOGIES, ids=lambda t: t.kind)
 
 
 @pytest.mark.parametrize("world_size", contract.WORLD_SIZES)
-@every_topology
+@pytest.mark.parametrize("topology", [Ring(), Butterfly()], ids=lambda t: t.kind)
 def test_contract(topology, world_size):
+    contract.check(topology, world_size)
+
+
+@pytest.mark.parametrize(
+    "world_size",
+    [
+        pytest.param(n, marks=pytest.mark.soak if n > 100 else [], id=str(n))
+        for n in contract.WORLD_SIZES
+    ],
+)
+@pytest.mark.parametrize("topology", [Direct()], ids=lambda t: t.kind)
+def test_contract_of_few_hops(topology, world_size):
+    """Nothing else happens on more ranks, which take long to enumerate."""
     contract.check(topology, world_size)
 
 
