@@ -54,7 +54,7 @@ def demo(
         int | None, typer.Option(help="Training steps; by default as many as fit the time.")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="3 minutes in all, not 10.")] = False,
-    bits: Annotated[float, typer.Option(help="DynamiQ's bits per entry, metadata included.")] = 5,
+    bits: Annotated[float, typer.Option(help="DynamiQ's bits per entry, metadata included.")] = 4,
     seed: Annotated[int, typer.Option(help="Decides weights, batches and rounding.")] = 0,
     output: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("demo-results"),
 ) -> None:
@@ -83,7 +83,7 @@ def _plans(steps: int, bits: float, seed: int) -> tuple[Plan, Plan]:
     if not 0 <= seed < 1 << 63:
         _refuse(f"--seed must be 0 to 2⁶³ - 1, not {seed}")
     try:
-        compressor = DynamiQCompressor.paper(bit_budget=bits)
+        compressor = DynamiQCompressor(bit_budget=bits)
     except (ConfigurationError, ValidationError) as error:
         _refuse(f"--bits {bits:g}: {_first_line(error)}")
     reference = Plan(

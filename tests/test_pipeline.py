@@ -61,7 +61,7 @@ def test_a_run_is_its_simulation(world_size, topology, op):
     "compressor",
     [
         PAPER,
-        DynamiQCompressor(bit_budget=9, widths=(1, 4, 16)),
+        DynamiQCompressor.local(9, widths=(1, 4, 16)),
         Uncompressed("bf16"),
         FloatPerHop(),
     ],

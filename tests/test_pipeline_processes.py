@@ -32,7 +32,7 @@ from tests.processes import join_group, run_ranks
 
 PAPER = DynamiQCompressor.paper()
 DESCRIPTORS = Path("/proc/self/fd")
-WIDE = DynamiQCompressor(bit_budget=9.0, widths=(1, 4, 16), rounding="stochastic")
+WIDE = DynamiQCompressor.local(9.0, widths=(1, 4, 16), rounding="stochastic")
 
 
 def connected(group=None, timeout_s=30.0, **options):

@@ -11,12 +11,12 @@ CHANGES = {
     "bit_budget": 4.0,
     "widths": (2, 4, 8, 16),
     "rounding": "nearest",
-    "rotation": "hadamard",
-    "group_scales": None,
+    "rotation": None,
+    "group_scales": "up",
     "means": True,
     "allocation": "thresholds",
     "hop_aware": False,
-    "energy_power": 0.5,
+    "energy_power": 1.0,
     "drop_energy": 1e-6,
     "epsilon_4": 0.23,
     "epsilon_8": 0.1,
@@ -132,6 +132,8 @@ def test_what_the_recipes_differ_in():
         assert (recipe.rounding, recipe.means) == ("dithered", False)
         assert (recipe.allocation, recipe.hop_aware) == ("exact", True)
     assert DynamiQCompressor.rotated(4, hop_aware=False).hop_aware is False
+    assert rotated.to_dict() == {**DynamiQCompressor(bit_budget=4).to_dict(), "energy_power": 1.0}
+    assert DynamiQCompressor().energy_power == 0.5
 
 
 def test_the_least_budgets_of_the_new_recipes():

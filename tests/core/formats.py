@@ -96,7 +96,7 @@ FORMATS = (
     *(
         Format(
             f"dynamiq-{name}",
-            recipe(5.0),
+            recipe(bit_budget=5.0),
             3e-2,
             256,
             random=True,
@@ -104,12 +104,12 @@ FORMATS = (
         )
         for name, recipe in (
             ("local", DynamiQCompressor.local),
-            ("rotated", DynamiQCompressor.rotated),
+            ("default", DynamiQCompressor),
         )
     ),
     Format(
         "dynamiq-16-bits",
-        DynamiQCompressor(bit_budget=10, widths=(1, 4, 16), rounding="stochastic"),
+        DynamiQCompressor.local(10, widths=(1, 4, 16), rounding="stochastic"),
         1e-4,
         256,
         random=True,

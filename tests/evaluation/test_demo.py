@@ -58,7 +58,7 @@ class TestRefusals:
             (["--rate", "inf"], "--rate"),
             (["--steps", "-3"], "--steps must be at least 1, not -3"),
             (["--steps", "0"], "--steps"),
-            (["--bits", "2.6"], "2.6875"),
+            (["--bits", "1.1"], "1.125"),
             (["--bits", "nan"], "--bits"),
             (["--bits", "0"], "--bits"),
             (["--seed", "-1"], "--seed"),
