@@ -34,6 +34,7 @@ NAMES = [
     "KernelError",
     "Layout",
     "LoopbackTransport",
+    "MXCompressor",
     "Message",
     "Metrics",
     "NCCLTransport",

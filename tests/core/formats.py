@@ -7,6 +7,7 @@ import pytest
 
 from dynamiq.compressors.dynamiq import DynamiQCompressor
 from dynamiq.compressors.feedback import ErrorFeedback
+from dynamiq.compressors.mx import MXCompressor
 from dynamiq.compressors.uncompressed import Uncompressed
 from dynamiq.core.compressor import Compressor
 from tests.probes import (
@@ -48,6 +49,37 @@ FORMATS = (
     Format("bf16", Uncompressed("bf16"), 3e-5),
     Format("fp16", Uncompressed("fp16"), 1e-6),
     Format("feedback-bf16", ErrorFeedback(Uncompressed("bf16")), 3e-5),
+    Format("mxfp8-e4m3", MXCompressor(), 3e-3, 32),
+    Format(
+        "mxfp8-e5m2-stochastic",
+        MXCompressor("mxfp8_e5m2", scale_rule="ceil", rounding="stochastic"),
+        2e-2,
+        32,
+        random=True,
+        unbiased=True,
+    ),
+    Format(
+        "mxfp6-e3m2-prescaled",
+        MXCompressor("mxfp6_e3m2", rounding="prescaled"),
+        2e-2,
+        32,
+        random=True,
+        unbiased=True,
+    ),
+    Format(
+        "mxfp6-e2m3-shared",
+        MXCompressor("mxfp6_e2m3", scale_rule="ceil", scale_scope="shared"),
+        2e-2,
+        32,
+    ),
+    Format(
+        "mxfp4-prescaled",
+        MXCompressor("mxfp4_e2m1", rounding="prescaled"),
+        1e-1,
+        32,
+        random=True,
+        unbiased=True,
+    ),
     Format("probe-integers", RotatedIntegers(), 1e-3, None, random=True),
     Format("probe-blocks", NonZeroBlocks(), 1e-13, data_free=False),
     Format("probe-hops", FloatPerHop(), 1e-2),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dynamiq.compressors import DynamiQCompressor, Uncompressed
+from dynamiq.compressors import DynamiQCompressor, MXCompressor, Uncompressed
 from dynamiq.core.errors import ConfigurationError
 from dynamiq.simulation import formats
 from dynamiq.simulation.formats import FORMATS, Format, build, parse_option
@@ -14,6 +14,11 @@ PAPER = DynamiQCompressor.paper
     ("name", "expected"),
     [
         ("bf16", Uncompressed("bf16")),
+        ("mxfp8_e4m3", MXCompressor("mxfp8_e4m3")),
+        ("mxfp8_e5m2", MXCompressor("mxfp8_e5m2")),
+        ("mxfp6_e3m2", MXCompressor("mxfp6_e3m2")),
+        ("mxfp6_e2m3", MXCompressor("mxfp6_e2m3")),
+        ("mxfp4_e2m1", MXCompressor("mxfp4_e2m1")),
         ("paper", PAPER(4.5)),
         ("paper-stochastic", PAPER(4.5, rounding="stochastic")),
         ("paper-nearest", PAPER(4.5, rounding="nearest")),
@@ -27,7 +32,7 @@ def test_names_stand_for(name, expected):
 
 
 def test_no_name_is_left_out_above():
-    assert len(FORMATS) == 7
+    assert len(FORMATS) == 12
 
 
 def test_options_change_fields():

@@ -40,27 +40,6 @@ INLINE Extent extent_of(const Bucket& bucket, int64_t unit) {
 
 #ifdef __CUDACC__
 
-// Sixteen sums, at a multiple of 64 bytes.
-INLINE floats read_sums(const float* sums) {
-    union {
-        Quad quads[4];
-        float values[16];
-    } group;
-    floats x;
-    UNROLL for (int i = 0; i < 4; ++i) group.quads[i] = ((const Quad*)sums)[i];
-    UNROLL for (int i = 0; i < 16; ++i) x[i] = group.values[i];
-    return x;
-}
-
-INLINE void write_sums(float* sums, const floats& x) {
-    union {
-        Quad quads[4];
-        float values[16];
-    } group;
-    UNROLL for (int i = 0; i < 16; ++i) group.values[i] = x[i];
-    UNROLL for (int i = 0; i < 4; ++i) ((Quad*)sums)[i] = group.quads[i];
-}
-
 INLINE float float_of_entry(Entry x) {
 #if defined(ENTRY_FP32)
     return x;
@@ -120,14 +99,6 @@ INLINE void write_group(const Extent& extent, int g, const floats& x) {
 }
 
 #else
-
-INLINE floats read_sums(const float* sums) {
-    floats x;
-    memcpy(&x, sums, 64);
-    return x;
-}
-
-INLINE void write_sums(float* sums, const floats& x) { memcpy(sums, &x, 64); }
 
 typedef uint16_t halves __attribute__((vector_size(32)));
 
