@@ -39,7 +39,8 @@ def kernels(
         list[str],
         typer.Option(
             "--format",
-            help=f"How entries are stored: {', '.join(ENTRY_FORMATS)}; may be repeated.",
+            help=f"How entries are stored: {', '.join(ENTRY_FORMATS)}; may be repeated. "
+            "Kernels that have no such format are left out.",
             metavar="FORMAT",
         ),
     ] = ["FP32"],  # noqa: B006
@@ -166,6 +167,8 @@ def _builds(
 ) -> Iterator[Build]:
     for spec in specs:
         for entry_format in entry_formats:
+            if entry_format not in spec.entry_formats:
+                continue
             for width in (None, *widths) if spec.has_widths else (None,):
                 for architecture in architectures:
                     yield Build(spec, entry_format, width, architecture)

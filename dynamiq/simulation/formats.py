@@ -31,16 +31,16 @@ class Format:
 
 FORMATS = {
     "bf16": Format("uncompressed", preset={"format": "bf16"}, has_budget=False),
-    **{
-        name: Format("mx", preset={"format": name}, has_budget=False)
-        for name in ("mxfp8_e4m3", "mxfp8_e5m2", "mxfp6_e3m2", "mxfp6_e2m3", "mxfp4_e2m1")
-    },
     "paper": Format(recipe="paper"),
     "paper-stochastic": Format(recipe="paper", preset={"rounding": "stochastic"}),
     "paper-nearest": Format(recipe="paper", preset={"rounding": "nearest"}),
     "local": Format(recipe="local"),
     "rotated": Format(recipe="rotated"),
     "default": Format(),
+    **{
+        name: Format("mx", preset={"format": name}, has_budget=False)
+        for name in ("mxfp8_e4m3", "mxfp8_e5m2", "mxfp6_e3m2", "mxfp6_e2m3", "mxfp4_e2m1")
+    },
 }
 
 

@@ -1,15 +1,16 @@
 """The operations that compressors call: checked, and run by the build that fits the device.
 
 :mod:`dynamiq.kernels.mx.reference` specifies what they give; every build gives the same bits.
-Shapes and meanings are those of the reference.
+CPU tensors use the host build, or the reference where there is no C++ compiler; CUDA tensors use
+the kernels of their device. Shapes and meanings are those of the reference.
 """
 
 import torch
 from torch import Tensor
 
 from dynamiq.core.errors import InputError
-from dynamiq.kernels.builds import check_memory
-from dynamiq.kernels.mx import reference
+from dynamiq.kernels.builds import Run, check_memory, find_build
+from dynamiq.kernels.mx import arguments, reference
 from dynamiq.kernels.mx.wire import BLOCK, BLOCKS, SUPERGROUP, Quantizer, Segment, payload_bytes
 
 
@@ -17,14 +18,28 @@ def compress(values: Tensor, segment: Segment, quantizer: Quantizer, out: Tensor
     """Write the payload of float32[s, 256] to out: uint8[blocks * (block_bytes + 1)]."""
     _check(values, segment)
     _check_payload(out, values, segment, quantizer)
-    reference.compress(values, segment, quantizer, out)
+    if (run := _build(values)) is None:
+        reference.compress(values, segment, quantizer, out)
+        return
+    a = arguments.MxCompress(
+        arguments.Segment.of(segment, values), arguments.Quantizer.of(quantizer), out.data_ptr()
+    )
+    run("mx_compress", a, segment.supergroups)
 
 
 def decompress(payload: Tensor, values: Tensor, segment: Segment, quantizer: Quantizer) -> None:
     """Replace the blocks of float32[s, 256] that the payload holds."""
     _check(values, segment)
     _check_payload(payload, values, segment, quantizer)
-    reference.decompress(payload, values, segment, quantizer)
+    if (run := _build(values)) is None:
+        reference.decompress(payload, values, segment, quantizer)
+        return
+    a = arguments.MxDecompress(
+        payload.data_ptr(),
+        arguments.Segment.of(segment, values),
+        arguments.Quantizer.of(quantizer),
+    )
+    run("mx_decompress", a, segment.supergroups)
 
 
 def decompress_accumulate(
@@ -33,7 +48,15 @@ def decompress_accumulate(
     """Add the payload's blocks to those of float32[s, 256]."""
     _check(values, segment)
     _check_payload(payload, values, segment, quantizer)
-    reference.decompress_accumulate(payload, values, segment, quantizer)
+    if (run := _build(values)) is None:
+        reference.decompress_accumulate(payload, values, segment, quantizer)
+        return
+    a = arguments.MxDecompressAccumulate(
+        payload.data_ptr(),
+        arguments.Segment.of(segment, values),
+        arguments.Quantizer.of(quantizer),
+    )
+    run("mx_decompress_accumulate", a, segment.supergroups)
 
 
 def decompress_accumulate_recompress(
@@ -53,7 +76,22 @@ def decompress_accumulate_recompress(
             f"the incoming {incoming.blocks} blocks from supergroup {incoming.first} and the "
             f"outgoing {outgoing.blocks} from {outgoing.first} must be the same blocks"
         )
-    reference.decompress_accumulate_recompress(payload, values, segments, quantizer, out)
+    if (run := _build(values)) is None:
+        reference.decompress_accumulate_recompress(payload, values, segments, quantizer, out)
+        return
+    a = arguments.MxDecompressAccumulateRecompress(
+        payload.data_ptr(),
+        arguments.Segment.of(incoming, values),
+        arguments.Segment.of(outgoing, values),
+        arguments.Quantizer.of(quantizer),
+        out.data_ptr(),
+    )
+    run("mx_decompress_accumulate_recompress", a, incoming.supergroups)
+
+
+def _build(values: Tensor) -> Run | None:
+    """Return what runs kernels on values; None for the reference."""
+    return find_build("mx", values.dtype, values.device)
 
 
 def _check(values: Tensor, segment: Segment) -> None:
@@ -76,9 +114,7 @@ def _check(values: Tensor, segment: Segment) -> None:
         )
 
 
-def _check_payload(
-    payload: Tensor, values: Tensor, segment: Segment, quantizer: Quantizer
-) -> None:
+def _check_payload(payload: Tensor, values: Tensor, segment: Segment, quantizer: Quantizer) -> None:
     check_memory("a payload", payload, (torch.uint8,), values.device)
     nbytes = payload_bytes(quantizer.element, BLOCK * segment.blocks)
     if payload.shape != (nbytes,) or payload.data_ptr() % 16:

@@ -97,6 +97,11 @@ def scale_of(largest: Tensor, quantizer: Quantizer) -> Tensor:
     return (exponent - element.emax).clamp(0, 254 - element.emax)
 
 
+def least_bits(element: Element) -> int:
+    """Return the bits of the element's smallest normal number as float32."""
+    return (element.emin + 127) << 23
+
+
 def largest_bits(element: Element) -> int:
     """Return the bits of the element's largest number as float32."""
     return (element.top << (23 - element.mantissa_bits)) + ((element.emin + 126) << 23)
@@ -120,7 +125,7 @@ def largest_of(scale: Tensor, quantizer: Quantizer) -> Tensor:
 
 def nearest_codes(y: Tensor, element: Element) -> Tensor:
     """Return the codes int32[...] of float32[...]: ties to even, saturating."""
-    shift, least = 23 - element.mantissa_bits, (element.emin + 127) << 23
+    shift, least = 23 - element.mantissa_bits, least_bits(element)
     magnitude = _magnitude(y, element)
     binade = (magnitude & _INFINITY).clamp(min=least)
     # In this number's binade the last bit is worth one step of the element's.
@@ -135,7 +140,7 @@ def stochastic_codes(y: Tensor, words: Tensor, element: Element) -> Tensor:
     The upper bits of a word, as many as the element's mantissa lacks, are added to the mantissa,
     and its lower bits are cut off. Numbers below the element's normal ones are lifted to them.
     """
-    shift, least = 23 - element.mantissa_bits, (element.emin + 127) << 23
+    shift, least = 23 - element.mantissa_bits, least_bits(element)
     magnitude = _magnitude(y, element)
     small = magnitude < least
     lifted = torch.where(small, _floats(magnitude) + 2.0**element.emin, _floats(magnitude))
@@ -147,7 +152,7 @@ def stochastic_codes(y: Tensor, words: Tensor, element: Element) -> Tensor:
 
 def values_of_codes(codes: Tensor, element: Element) -> Tensor:
     """Return what codes int32[...] stand for, as float32[...]."""
-    shift, least = 23 - element.mantissa_bits, (element.emin + 127) << 23
+    shift, least = 23 - element.mantissa_bits, least_bits(element)
     magnitude = codes & ((1 << (element.bits - 1)) - 1)
     small = magnitude < 1 << element.mantissa_bits
     # A number below the normal ones is the difference of two normal ones.

@@ -59,7 +59,7 @@ class Element:
     @property
     def emin(self) -> int:
         """Binary exponent of the smallest normal number."""
-        return 2 - 2 ** (self.exponent_bits - 1)
+        return 2 - (1 << (self.exponent_bits - 1))
 
     @property
     def largest(self) -> float:

@@ -158,27 +158,6 @@ struct alignas(16) Quad {
     uint32_t v[4];
 };
 
-// Sixteen sums, at a multiple of 64 bytes.
-INLINE floats read_sums(const float* sums) {
-    union {
-        Quad quads[4];
-        float values[16];
-    } group;
-    floats x;
-    UNROLL for (int i = 0; i < 4; ++i) group.quads[i] = ((const Quad*)sums)[i];
-    UNROLL for (int i = 0; i < 16; ++i) x[i] = group.values[i];
-    return x;
-}
-
-INLINE void write_sums(float* sums, const floats& x) {
-    union {
-        Quad quads[4];
-        float values[16];
-    } group;
-    UNROLL for (int i = 0; i < 16; ++i) group.values[i] = x[i];
-    UNROLL for (int i = 0; i < 4; ++i) ((Quad*)sums)[i] = group.quads[i];
-}
-
 // Four integers of 4 · bits bits each: codes 4k to 4k + 3, the first one lowest.
 INLINE void join_fours(const ints& codes, int bits, uint64_t* fours) {
     UNROLL for (int k = 0; k < 4; ++k)
@@ -301,14 +280,6 @@ INLINE floats hadamard_of_group(floats x) {
     x = sums_and_differences<4>(x);
     return sums_and_differences<8>(x);
 }
-
-INLINE floats read_sums(const float* sums) {
-    floats x;
-    memcpy(&x, sums, 64);
-    return x;
-}
-
-INLINE void write_sums(float* sums, const floats& x) { memcpy(sums, &x, 64); }
 
 typedef uint64_t longs __attribute__((vector_size(64)));
 typedef uint64_t four_longs __attribute__((vector_size(32)));
