@@ -62,8 +62,9 @@ INLINE void write_codes(const Supergroup<floats>& x, const Segment& segment, con
 }
 
 // Write a supergroup's part of a payload.
-INLINE void encode(const Supergroup<floats>& x, const Segment& segment, const Quantizer& q,
-                   int64_t index, uint8_t* payload) {
+INLINE void encode(const Supergroup<floats>& x, const Segment& segment,
+                   const Quantizer& quantizer, int64_t index, uint8_t* payload) {
+    const Quantizer q = quantizer;  // not read again after each byte that is written
     const Place place = place_of(segment, q, index);
     const group_ints none = {};
     Supergroup<ints> magnitudes;
