@@ -33,6 +33,8 @@ MU, SATURATED = "mu", "saturated"
 """Names in the state: μ, shared; this rank's share of saturated entries, private."""
 SATURATED_LIMIT = 1e-5
 """Share of saturated entries from which on μ is halved (FP8-LM: 0.001 %)."""
+SPARE = 4.0
+"""What entries of a mean are divided by besides a power of two: rounding may enlarge sums."""
 RECOVERY = 2.0 ** (1 / 1000)
 """Factor of μ in any other call: twofold in 1000 calls (FP8-LM)."""
 
@@ -43,7 +45,8 @@ class MXCompressor(Compressor):
 
     A payload has 8.25, 6.25 or 4.25 bits per entry: packed codes, then one E8M0 scale for every
     block of 32. Each hop decodes, adds in float32 and encodes again. For a mean, entries are
-    divided by a power of two, at least n, before the first hop and by what is left at the end.
+    divided by a power of two, at least 4 n, before the first hop and by what is left at the end, so
+    that no mean overflows.
 
     With the scale rule "ceil" and stochastic rounding, or with prescaled rounding, every hop is
     unbiased while scales are its own; nearest rounding is not, nor is "floor" where it saturates.
@@ -93,7 +96,7 @@ class MXCompressor(Compressor):
         if self.scale_scope == "per_hop":
             return None
         own = layout.pad(x, torch.float32).view(-1, BLOCK).abs_().amax(1)
-        own /= split_divisor(call.divisor)[0]
+        own /= divisors(call)[0]
         saturated = state.private.get(SATURATED, own.new_zeros(()))
         return Statistics(torch.cat([own, saturated.view(1)]), "max")
 
@@ -117,6 +120,14 @@ class MXCompressor(Compressor):
         if encoding.shared is None:
             return State()
         return encoding.shared.next_state(work, encoding.layout.numel)
+
+
+def divisors(call: Call) -> tuple[float, float]:
+    """Return what entries are divided by before the first hop, a power of two, and at the end."""
+    if call.divisor == 1:
+        return 1.0, 1.0
+    first, rest = split_divisor(call.divisor)
+    return SPARE * first, rest / SPARE
 
 
 class SharedScales:
@@ -169,7 +180,7 @@ class MXEncoding(PaddedEncoding):
         super().__init__(layout, call)
         self.quantizer = quantizer
         self.shared = shared
-        self._first_divisor, self.divisor = split_divisor(call.divisor)
+        self._first_divisor, self.divisor = divisors(call)
 
     def payload_bytes(self, message: Message, positions: range) -> int:
         """Return the bytes of the blocks that hold true entries."""
@@ -215,6 +226,14 @@ class MXEncoding(PaddedEncoding):
         if segments[0].blocks:
             values = self._values(work, segments[0])
             ops.decompress_accumulate_recompress(payload, values, segments, self.quantizer, out)
+
+    def store(self, work: Tensor, out: Tensor, chunk: int | None = None) -> None:
+        """Divide and copy out; a mean that was rounded beyond float32 becomes its largest."""
+        if self.divisor < 1.0:
+            part = work if chunk is None else work[chunk]
+            limit = torch.finfo(torch.float32).max * self.divisor * (1 - 2.0**-20)
+            part.clamp_(-limit, limit)
+        super().store(work, out, chunk)
 
     def _segment(self, message: Message, positions: range) -> Segment:
         start, stop = self._span(message.chunk, positions)

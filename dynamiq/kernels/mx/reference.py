@@ -56,17 +56,17 @@ def compress(values: Tensor, segment: Segment, quantizer: Quantizer, out: Tensor
 
 
 def decompress(payload: Tensor, values: Tensor, segment: Segment, quantizer: Quantizer) -> None:
-    """Replace the blocks of float32[s, 256] that the payload holds."""
-    values.view(-1, BLOCK)[: segment.blocks] = decoded(payload, segment, quantizer)
+    """Replace the blocks of float32[s, 256] that the payload holds; infinities become NaN."""
+    own = values.view(-1, BLOCK)[: segment.blocks]
+    own.copy_(_finite_or_nan(decoded(payload, segment, quantizer)))
 
 
 def decompress_accumulate(
     payload: Tensor, values: Tensor, segment: Segment, quantizer: Quantizer
 ) -> None:
-    """Add the payload's blocks to those of float32[s, 256]; every NaN becomes the same one."""
+    """Add the payload's blocks to those of float32[s, 256]; sums that are not finite become NaN."""
     own = values.view(-1, BLOCK)[: segment.blocks]
-    sums = own + decoded(payload, segment, quantizer)
-    own.copy_(torch.where(sums.isnan(), torch.nan, sums))
+    own.copy_(_finite_or_nan(own + decoded(payload, segment, quantizer)))
 
 
 def decompress_accumulate_recompress(
@@ -211,6 +211,11 @@ def unpack(packed: Tensor, bits: int) -> Tensor:
         word |= columns[:, i] << 8 * i
     mask = (1 << bits) - 1
     return torch.stack([(word >> i * bits) & mask for i in range(per_word)], 1).view(-1)
+
+
+def _finite_or_nan(x: Tensor) -> Tensor:
+    """Return x[...] with one and the same NaN for what is not finite."""
+    return torch.where(x.isfinite(), x, torch.nan)
 
 
 def _magnitude(y: Tensor, element: Element) -> Tensor:
