@@ -33,6 +33,7 @@ MU, SATURATED = "mu", "saturated"
 """Names in the state: μ, shared; this rank's share of saturated entries, private."""
 SATURATED_LIMIT = 1e-5
 """Share of saturated entries from which on μ is halved (FP8-LM: 0.001 %)."""
+_LARGEST_BFLOAT16 = 0x7F7F0000
 SPARE = 4.0
 """What entries of a mean are divided by besides a power of two: rounding may enlarge sums."""
 RECOVERY = 2.0 ** (1 / 1000)
@@ -52,10 +53,10 @@ class MXCompressor(Compressor):
     unbiased while scales are its own; nearest rounding is not, nor is "floor" where it saturates.
 
     Scales for all hops at once ("shared") come from the largest magnitude of each block over all
-    ranks, a statistic of one float32 per block, with head-room: n times that becomes the largest
-    element, divided by μ from 1 to n. μ is halved after a call in which more than 0.001 % of some
-    rank's entries came to the largest element, and else grows twofold in 1000 calls (FP8-LM,
-    arXiv 2310.18313, section 2.1). A call with non-finite entries leaves μ alone. In a
+    ranks, a statistic of one bfloat16 per block, rounded up: half a bit more per entry. They leave
+    head-room: n times that magnitude, divided by μ from 1 to n, becomes the largest element. μ is
+    halved after a call in which more than 0.001 % of some rank's entries came to the largest
+    element, and else grows twofold in 1000 calls (FP8-LM, arXiv 2310.18313, section 2.1). A call with non-finite entries leaves μ alone. In a
     reduce-scatter each rank counts what it holds at the end.
 
     Codes are a function of the entries and, unless rounding is to nearest, of the call's address.
@@ -98,7 +99,8 @@ class MXCompressor(Compressor):
         own = layout.pad(x, torch.float32).view(-1, BLOCK).abs_().amax(1)
         own /= divisors(call)[0]
         saturated = state.private.get(SATURATED, own.new_zeros(()))
-        return Statistics(torch.cat([own, saturated.view(1)]), "max")
+        values = rounded_up_to_bfloat16(torch.cat([own, saturated.view(1)]))
+        return Statistics(values, "max", "bf16")  # exact, for these are bfloat16 numbers
 
     def encode(
         self,
@@ -128,6 +130,13 @@ def divisors(call: Call) -> tuple[float, float]:
         return 1.0, 1.0
     first, rest = split_divisor(call.divisor)
     return SPARE * first, rest / SPARE
+
+
+def rounded_up_to_bfloat16(x: Tensor) -> Tensor:
+    """Return x[k] >= 0 rounded up to bfloat16 numbers, as float32; to no more than the largest."""
+    bits = x.view(torch.int32)
+    up = ((bits + 0xFFFF) & -0x10000).clamp(max=_LARGEST_BFLOAT16)
+    return torch.where(x.isfinite(), up, bits).view(torch.float32)
 
 
 class SharedScales:

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from dynamiq import Butterfly, Call, MXCompressor, Ring, measure_error
-from dynamiq.compressors.mx import MU, RECOVERY, SATURATED
+from dynamiq.compressors.mx import MU, RECOVERY, SATURATED, rounded_up_to_bfloat16
+from dynamiq.core.compressor import State
 from dynamiq.core.errors import ConfigurationError
 from dynamiq.core.layout import Layout
 from dynamiq.core.message import Message
@@ -105,7 +106,7 @@ def test_shared_scales_leave_room_for_the_sum():
     for (message, _), payload in outcome.payloads.items():
         scales[message.hop].add(payload[-16:] if message.chunk == 0 else b"")
     assert all(seen == scales[0] for seen in scales.values()), "one scale for all hops"
-    largest = x.view(4, -1, 32)[0].abs().amax(1) * 4
+    largest = rounded_up_to_bfloat16(x.view(4, -1, 32)[0].abs().amax(1)) * 4
     quantizer = reference.Quantizer(ELEMENTS["mxfp8_e4m3"], "ceil")
     expected = reference.scale_of(largest.view(torch.int32), quantizer).to(torch.uint8)
     first = next(p for (m, _), p in outcome.payloads.items() if m.chunk == 0)
@@ -155,6 +156,28 @@ def test_a_call_that_is_not_finite_at_first_leaves_a_fresh_state():
     x[2, 5] = nan
     states = all_reduce(SHARED, Ring(), x).states
     assert all((s.shared[MU], s.private[SATURATED]) == (1.0, 0.0) for s in states)
+
+
+def test_statistics_are_maxima_rounded_up():
+    """So that what is sent as bfloat16 is exact, and no scale is too small."""
+    x = sample(1, 1000)[0]
+    x[3], x[40], x[70], x[100], x[130] = 0.0, nan, inf, LARGEST, -(2.0**-149)
+    x[128:160] = 0.0
+    x[130] = -(2.0**-149)
+    statistics = SHARED.statistics(x, Layout(1000, 2, 256), Call(), State())
+    values, exact = statistics.values, Layout(1000, 2, 256).pad(x, torch.float32)
+    exact = exact.view(-1, 32).abs().amax(1)
+    finite = exact.isfinite() & (exact < 2.0**127)
+
+    assert (statistics.reduction, statistics.format) == ("max", "bf16")
+    assert torch.equal(values.bfloat16().float()[2:], values[2:])
+    assert (values[:-1] >= exact)[finite].all()
+    assert (values[:-1] <= exact * (1 + 2.0**-7) + 2.0**-133)[finite].all()
+    assert values[1].isnan()
+    assert values[2] == inf
+    assert values[3] == torch.finfo(torch.bfloat16).max
+    assert values[4] == 2.0**-133
+    assert values[-1] == 0
 
 
 def test_only_shared_scales_have_a_state():
