@@ -56,8 +56,9 @@ class MXCompressor(Compressor):
     ranks, a statistic of one bfloat16 per block, rounded up: half a bit more per entry. They leave
     head-room: n times that magnitude, divided by μ from 1 to n, becomes the largest element. μ is
     halved after a call in which more than 0.001 % of some rank's entries came to the largest
-    element, and else grows twofold in 1000 calls (FP8-LM, arXiv 2310.18313, section 2.1). A call with non-finite entries leaves μ alone. In a
-    reduce-scatter each rank counts what it holds at the end.
+    element, and else grows twofold in 1000 calls (FP8-LM, arXiv 2310.18313, section 2.1). In a
+    reduce-scatter each rank counts what it holds at the end. A call with non-finite entries leaves
+    μ alone.
 
     Codes are a function of the entries and, unless rounding is to nearest, of the call's address.
     Contamination unit: the block of 32 entries, with FP8 elements too: a NaN, an infinity, or a
