@@ -135,6 +135,13 @@ def test_mu_grows_slowly_and_halves_on_saturation():
     after = all_reduce(SHARED, Ring(), x, call=Call(0, 6), states=saturating.states)
     assert [state.shared[MU].item() for state in after.states] == [2.0] * 4
 
+    # Room for all n ranks is the most that is ever left.
+    for state in states:
+        state.shared[MU].fill_(1.0)
+        state.private[SATURATED].fill_(1.0)
+    least = all_reduce(SHARED, Ring(), x, call=Call(0, 7), states=states)
+    assert [state.shared[MU].item() for state in least.states] == [1.0] * 4
+
 
 def test_mu_is_agreed_upon_in_a_reduce_scatter():
     """One rank alone sees its slice saturate; in the next call all know."""
@@ -156,6 +163,11 @@ def test_a_call_that_is_not_finite_at_first_leaves_a_fresh_state():
     x[2, 5] = nan
     states = all_reduce(SHARED, Ring(), x).states
     assert all((s.shared[MU], s.private[SATURATED]) == (1.0, 0.0) for s in states)
+
+    for state in states:
+        state.private[SATURATED].fill_(0.5)
+    again = all_reduce(SHARED, Ring(), x, call=Call(0, 1), states=states).states
+    assert all((s.shared[MU], s.private[SATURATED]) == (1.0, 0.5) for s in again)
 
 
 def test_statistics_are_maxima_rounded_up():

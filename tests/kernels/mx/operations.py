@@ -30,9 +30,9 @@ class Call:
     quantizer: Quantizer
     foreign: Tensor
 
-    def payload(self) -> Tensor:
-        """Return memory for a payload, full of ones."""
-        return torch.full_like(self.foreign, 255)
+    def memory(self) -> Tensor:
+        """Return memory for a payload and 16 bytes that nobody may write to, full of ones."""
+        return torch.full((self.foreign.numel() + 16,), 255, dtype=torch.uint8)
 
 
 def call_of(

@@ -122,12 +122,9 @@ INLINE Supergroup<floats> read(const Segment& segment, int64_t index) {
     return x;
 }
 
-// What is not finite becomes NaN. Blocks without entries stay as they are: zeros.
-INLINE void write(const Segment& segment, const Quantizer& q, int64_t index,
-                  const Supergroup<floats>& x) {
-    const int held = place_of(segment, q, index).held;
+// What is not finite becomes NaN. Blocks without entries stay zeros.
+INLINE void write(const Segment& segment, int64_t index, const Supergroup<floats>& x) {
     FOR_EACH_GROUP(g) {
-        if (g >= 2 * held) continue;
         ints is_finite = (bits_of(x[g]) & 0x7FFFFFFF) < 0x7F800000;
         floats y = select(is_finite, x[g], sixteen(float_of_bits(NAN_BITS)));
         write_sums(segment.values + 256 * index + 16 * g, y);

@@ -2,9 +2,9 @@
 // Movement and Conversion Instructions: cvt", they round to nearest even and saturate at the largest
 // finite number, and back they are exact: what element.cuh computes.
 //
-// Two that are not used: cvt.rs (stochastic, to E2M1), since PTX does not say how its random bits
-// are compared, and no build without it could give the same codes; and the one to UE8M0, since a
-// block's exponent takes one addition and one shift, but its instruction a quotient.
+// Two that are not used: cvt.rs (stochastic), since it gives four entries 32 random bits together,
+// where the codes of every build follow from 20 bits or more for each entry; and the one to UE8M0,
+// since a block's exponent takes one addition and one shift, but its instruction a quotient.
 #pragma once
 
 #include "team.cuh"

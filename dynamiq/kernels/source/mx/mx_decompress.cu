@@ -8,7 +8,7 @@ struct Arguments {
 };
 
 INLINE void decompress_at(const Arguments& a, int64_t index, const Ahead&) {
-    write(a.segment, a.quantizer, index, decode(a.segment, a.quantizer, index, a.payload));
+    write(a.segment, index, decode(a.segment, a.quantizer, index, a.payload));
 }
 
 INLINE Ahead ahead_of(const Arguments&, int64_t) { return {}; }  // one after the other

@@ -10,7 +10,7 @@ struct Arguments {
 INLINE void decompress_accumulate_at(const Arguments& a, int64_t index, const Ahead&) {
     Supergroup<floats> x = read(a.segment, index);
     add(x, decode(a.segment, a.quantizer, index, a.payload));
-    write(a.segment, a.quantizer, index, x);
+    write(a.segment, index, x);
 }
 
 INLINE Ahead ahead_of(const Arguments&, int64_t) { return {}; }  // one after the other
