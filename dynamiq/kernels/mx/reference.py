@@ -21,8 +21,8 @@ from dynamiq.kernels.mx.wire import (
 
 _INFINITY = 0x7F800000
 _MANTISSA = 0x7FFFFF
-UNDO_PRESCALE = torch.tensor(4 / 3, dtype=torch.float32).item()
-"""What decoded elements of the prescaled rounding are multiplied by: 4/3 in float32."""
+UNDO_PRESCALE = 1.3333333730697632
+"""What decoded elements of the prescaled rounding are multiplied by: the float32 next to 4/3."""
 
 
 def compress(values: Tensor, segment: Segment, quantizer: Quantizer, out: Tensor) -> None:

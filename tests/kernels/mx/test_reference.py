@@ -216,6 +216,10 @@ def test_the_largest_numbers_stay_finite_and_their_sums_do_not(name, rounding):
     assert after[1].isfinite().all()
 
 
+def test_prescaling_is_undone_by_the_float32_next_to_four_thirds():
+    assert reference.UNDO_PRESCALE == float(np.float32(4 / 3))
+
+
 def test_given_scales_are_used():
     element = ELEMENTS["mxfp6_e2m3"]
     x = torch.ones(1, 256)
