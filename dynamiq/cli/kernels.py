@@ -79,6 +79,11 @@ def kernels(
             [_checked("architecture", find_architecture, name) for name in architecture],
         )
     )
+    if not plan:
+        raise typer.BadParameter(
+            f"{', '.join(kernel)}: not written for entries in {', '.join(entry_format)}",
+            param_hint="--format",
+        )
     try:
         progress = track(plan, "compiling", console=Console(stderr=True), transient=True)
         reports = [measure(build) for build in progress]

@@ -33,11 +33,11 @@ MU, SATURATED = "mu", "saturated"
 """Names in the state: μ, shared; this rank's share of saturated entries, private."""
 SATURATED_LIMIT = 1e-5
 """Share of saturated entries from which on μ is halved (FP8-LM: 0.001 %)."""
-_LARGEST_BFLOAT16 = 0x7F7F0000
-SPARE = 4.0
-"""What entries of a mean are divided by besides a power of two: rounding may enlarge sums."""
 RECOVERY = 2.0 ** (1 / 1000)
 """Factor of μ in any other call: twofold in 1000 calls (FP8-LM)."""
+SPARE = 4.0
+"""What entries of a mean are divided by besides a power of two: rounding may enlarge sums."""
+_LARGEST_BFLOAT16 = 0x7F7F0000
 
 
 @compressor_registry.register
@@ -88,6 +88,11 @@ class MXCompressor(Compressor):
     def stateful(self) -> bool:
         """Whether μ is carried on."""
         return self.scale_scope == "shared"
+
+    @property
+    def needs_key(self) -> bool:
+        """Never: without a key, each call has room for all ranks."""
+        return False
 
     def unit(self, numel: int, world_size: int) -> int:
         """What a team of a kernel's threads works on: 8 blocks."""

@@ -217,7 +217,7 @@ def test_the_largest_numbers_stay_finite_and_their_sums_do_not(name, rounding):
 
 
 def test_prescaling_is_undone_by_the_float32_next_to_four_thirds():
-    assert reference.UNDO_PRESCALE == float(np.float32(4 / 3))
+    assert float(np.float32(4 / 3)) == reference.UNDO_PRESCALE
 
 
 def test_given_scales_are_used():
