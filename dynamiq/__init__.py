@@ -15,6 +15,7 @@ check_installation(Path(__file__).parent)
 from dynamiq.compressors import (
     DynamiQCompressor,
     ErrorFeedback,
+    MXCompressor,
     OmniReduceCompressor,
     Uncompressed,
 )
@@ -71,6 +72,7 @@ __all__ = [
     "KernelError",
     "Layout",
     "LoopbackTransport",
+    "MXCompressor",
     "Message",
     "Metrics",
     "NCCLTransport",

@@ -8,8 +8,9 @@ busy machine slows all down alike; each figure is a median, each ratio a median 
 rounds. "fused" is decompress, accumulate, recompress. A rank of an 8-rank all-reduce computes
 statistics of everything, compresses an eighth, runs the fused kernel on seven eighths, and
 decompresses everything: "all-reduce" is the sum of these shares of the times. The MX cast to FP4
-has as many bits as DynamiQ here; the one to FP8 has twice as many. Where "cores" says that others
-used the processor, too, ``chrt -f 1`` before the command overrules them.
+has as many bits as DynamiQ here; the one to FP8 has twice as many. ``--peer mxfp8_e4m3`` adds the
+steps of that format, whose codes and scales are those of torchao's cast. Where "cores" says that
+others used the processor, too, ``chrt -f 1`` before the command overrules them.
 """
 
 import json
@@ -17,7 +18,7 @@ import logging
 import statistics
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -30,7 +31,16 @@ from rich.progress import track
 from rich.table import Table
 from torch import Tensor
 
-from dynamiq import Call, DynamiQCompressor, Layout, Message, Ring, State
+from dynamiq import (
+    Call,
+    Compressor,
+    DynamiQCompressor,
+    Layout,
+    Message,
+    MXCompressor,
+    Ring,
+    State,
+)
 from evaluation.report import environment
 
 Operation = Callable[[], object]
@@ -55,6 +65,8 @@ RECIPES: dict[Recipe, Callable[..., DynamiQCompressor]] = {
     "rotated": DynamiQCompressor.rotated,
 }
 MX_FP4, MX_FP8 = "to_mx, FP4", "to_mx, FP8"
+CAST_OF = {"mxfp8_e4m3": MX_FP8, "mxfp4_e2m1": MX_FP4}
+"""The cast of torchao that gives the same codes and scales as a peer format's compression."""
 
 
 @dataclass(frozen=True)
@@ -114,13 +126,32 @@ def compressor_of(recipe: Recipe, bits: int) -> DynamiQCompressor:
     return RECIPES[recipe](17.0, widths=(bits,))
 
 
-def operations(x: Tensor, compressor: DynamiQCompressor) -> dict[str, Operation]:
+def operations(
+    x: Tensor, compressor: DynamiQCompressor, peers: Sequence[str] = ()
+) -> dict[str, Operation]:
     """Return what is timed on x[d], by name; each has its memory and has run once."""
+    copied = torch.empty_like(x)
+    chosen: dict[str, Operation] = {COPY: lambda: copied.copy_(x), **hop(x, compressor)}
+    alone = Layout(x.numel(), 1, compressor.unit(x.numel(), 1))
+    call = Call(divisor=RANKS)
+    chosen[STATISTICS] = lambda: compressor.statistics(x, alone, call, State())
+    for peer in peers:
+        steps = hop(x, MXCompressor.model_validate({"format": peer}))
+        chosen |= {f"{peer} {name}": operation for name, operation in steps.items()}
+    chosen |= mx_casts(x)
+    for operation in chosen.values():
+        operation()
+    return chosen
+
+
+def hop(x: Tensor, compressor: Compressor) -> dict[str, Operation]:
+    """Return what a rank does to x[d] at a hop: compression, the fused step, decompression."""
     bucket = x.repeat(RANKS)
     layout = Layout(bucket.numel(), RANKS, compressor.unit(bucket.numel(), RANKS))
     call, schedule = Call(divisor=RANKS), Ring().schedule(RANKS)
     own = compressor.statistics(bucket, layout, call, State())
-    encoding = compressor.encode(RANKS * own.values, layout, schedule, call, State())
+    reduced = None if own is None else RANKS * own.values
+    encoding = compressor.encode(reduced, layout, schedule, call, State())
     work = encoding.load(bucket, 1, torch.empty_like(bucket))
     # Rank 1's part of a ring of two: what rank 0 sends of chunk 1, and what goes round after that.
     incoming, outgoing = Message(1, 0, 1, 0), schedule.gather_message(1)
@@ -129,21 +160,14 @@ def operations(x: Tensor, compressor: DynamiQCompressor) -> dict[str, Operation]
         torch.empty(encoding.payload_bytes(m, everything), dtype=torch.uint8)
         for m in (incoming, outgoing)
     )
-    copied = torch.empty_like(x)
-    alone = Layout(x.numel(), 1, compressor.unit(x.numel(), 1))
-    chosen: dict[str, Operation] = {
-        COPY: lambda: copied.copy_(x),
-        STATISTICS: lambda: compressor.statistics(x, alone, call, State()),
+    encoding.compress(work, incoming, everything, payload)
+    return {
         COMPRESS: lambda: encoding.compress(work, incoming, everything, payload),
         FUSED: lambda: encoding.decompress_accumulate_recompress(
             payload, work, incoming, outgoing, everything, recompressed
         ),
         DECOMPRESS: lambda: encoding.decompress(recompressed, work, outgoing, everything),
-        **mx_casts(x),
     }
-    for operation in chosen.values():
-        operation()
-    return chosen
 
 
 def mx_casts(x: Tensor) -> dict[str, Operation]:
@@ -208,6 +232,10 @@ def claims_of(times: dict[tuple[str, int], Times]) -> list[Claim]:
         claims.append(Claim(f"14 {COPY} / all-reduce ({copies:.1f})", 14 / copies, 1.0))
     if MX_FP4 in one:
         claims.append(Claim(f"{COMPRESS} / {MX_FP4}", one[COMPRESS].ratio(one[MX_FP4]), 5.0))
+    for peer, cast in CAST_OF.items():
+        compress = f"{peer} {COMPRESS}"
+        if compress in one and cast in one:
+            claims.append(Claim(f"{compress} / {cast}", one[compress].ratio(one[cast]), 4.0))
     for name in (COMPRESS, FUSED):
         if (name, 2) in times:
             both = times[name, 2].ratio(one[name])
@@ -215,10 +243,14 @@ def claims_of(times: dict[tuple[str, int], Times]) -> list[Claim]:
     return claims
 
 
-def main(
+def main(  # noqa: PLR0913  a command line has as many parameters as options
     entries: Annotated[int, typer.Option(help="FP32 entries, a multiple of 256")] = 1 << 24,
     bits: Annotated[int, typer.Option(help="DynamiQ's code width: 1, 2, 4 or 8")] = 4,
     recipe: Annotated[Recipe, typer.Option(help="Scaling and rounding")] = "paper",
+    peer: Annotated[
+        list[str] | None,
+        typer.Option(help="Also time this MX format, such as mxfp8_e4m3; may be repeated"),
+    ] = None,
     pairs: Annotated[int, typer.Option(min=1, help="Rounds to take medians of")] = 9,
     threads: Annotated[int, typer.Option(min=1, help="Also run on so many threads")] = 2,
     output: Annotated[Path | None, typer.Option(help="Also write all as JSON")] = None,
@@ -228,7 +260,7 @@ def main(
     generator = torch.Generator().manual_seed(0)
     groups = torch.randn(-(-entries // 16), generator=generator).repeat_interleave(16)[:entries]
     x = torch.randn(entries, generator=generator) * groups.exp()
-    chosen = operations(x, compressor_of(recipe, bits))
+    chosen = operations(x, compressor_of(recipe, bits), peer or ())
     times = measure(chosen, pairs, threads)
     rows, claims = rows_of(times, entries), claims_of(times)
     console = Console()
@@ -242,7 +274,7 @@ def main(
     if output is not None:
         arguments = {"entries": entries, "bits": bits, "recipe": recipe, "pairs": pairs}
         report = {
-            "arguments": arguments,
+            "arguments": {**arguments, "peers": peer or []},
             "environment": environment(),
             "rows": [asdict(row) for row in rows],
             "claims": [{**asdict(claim), "holds": claim.holds} for claim in claims],

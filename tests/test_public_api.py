@@ -35,6 +35,7 @@ NAMES = [
     "KernelError",
     "Layout",
     "LoopbackTransport",
+    "MXCompressor",
     "Message",
     "Metrics",
     "NCCLTransport",

@@ -39,7 +39,8 @@ def kernels(
         list[str],
         typer.Option(
             "--format",
-            help=f"How entries are stored: {', '.join(ENTRY_FORMATS)}; may be repeated.",
+            help=f"How entries are stored: {', '.join(ENTRY_FORMATS)}; may be repeated. "
+            "Kernels that have no such format are left out.",
             metavar="FORMAT",
         ),
     ] = ["FP32"],  # noqa: B006
@@ -78,6 +79,11 @@ def kernels(
             [_checked("architecture", find_architecture, name) for name in architecture],
         )
     )
+    if not plan:
+        raise typer.BadParameter(
+            f"{', '.join(kernel)}: not written for entries in {', '.join(entry_format)}",
+            param_hint="--format",
+        )
     try:
         progress = track(plan, "compiling", console=Console(stderr=True), transient=True)
         reports = [measure(build) for build in progress]

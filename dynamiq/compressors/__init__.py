@@ -2,7 +2,14 @@
 
 from dynamiq.compressors.dynamiq import DynamiQCompressor
 from dynamiq.compressors.feedback import ErrorFeedback
+from dynamiq.compressors.mx import MXCompressor
 from dynamiq.compressors.omnireduce import OmniReduceCompressor
 from dynamiq.compressors.uncompressed import Uncompressed
 
-__all__ = ["DynamiQCompressor", "ErrorFeedback", "OmniReduceCompressor", "Uncompressed"]
+__all__ = [
+    "DynamiQCompressor",
+    "ErrorFeedback",
+    "MXCompressor",
+    "OmniReduceCompressor",
+    "Uncompressed",
+]

@@ -5,6 +5,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from dynamiq.core.arithmetic import split_divisor
 from dynamiq.core.compressor import Compressor, State
 from dynamiq.core.dense import DenseEncoding
 from dynamiq.core.layout import Layout
@@ -58,9 +59,7 @@ class UncompressedEncoding(DenseEncoding):
         """Bind to a layout, a call and a dtype."""
         super().__init__(layout, call)
         self.wire_dtype = wire_dtype
-        # 2^k, the least not below the divisor.
-        self._first_divisor = 2.0 ** (call.divisor - 1).bit_length()
-        self.divisor = call.divisor / self._first_divisor
+        self._first_divisor, self.divisor = split_divisor(call.divisor)
         if wire_dtype is torch.float64:
             self.work_dtype = torch.float64
 

@@ -12,6 +12,16 @@ def divide(x: Tensor, divisor: float) -> Tensor:
     return x / torch.full((), divisor, dtype=x.dtype, device=x.device)
 
 
+def split_divisor(divisor: int) -> tuple[float, float]:
+    """Return a power of two, not below the divisor, and what is left to divide by.
+
+    Entries that are divided by the first before they are summed keep all their bits, but for
+    subnormal numbers, and no sum of so many leaves their range.
+    """
+    first = 2.0 ** (divisor - 1).bit_length()
+    return first, divisor / first
+
+
 def tree_sum(x: Tensor) -> Tensor:
     """Sum the last dimension over a binary tree: the second half is added to the first, and so on.
 

@@ -1,7 +1,7 @@
 """Encodings whose working buffer is the padded bucket itself, in contiguous chunks.
 
-The shortest way to a new format: say how many bytes some entries take and how they are written
-and read; loading, adding and storing are here.
+The shortest way to a new format is :class:`DenseEncoding`: say how many bytes some entries take and
+how they are written and read; loading, adding and storing are here.
 """
 
 from abc import abstractmethod
@@ -15,11 +15,8 @@ from dynamiq.core.layout import Layout
 from dynamiq.core.message import Call, Message
 
 
-class DenseEncoding(Encoding[Tensor]):
-    """``work`` is float32[n, p * unit]; padding is never sent.
-
-    A subclass gives :meth:`value_bytes`, :meth:`write_values` and :meth:`read_values`.
-    """
+class PaddedEncoding(Encoding[Tensor]):
+    """``work`` is float32[n, p * unit], the padded bucket: how it is loaded and stored."""
 
     work_dtype = torch.float32
     divisor: float
@@ -31,6 +28,36 @@ class DenseEncoding(Encoding[Tensor]):
         self.call = call
         self.positions = layout.positions
         self.divisor = call.divisor
+
+    def load(self, x: Tensor, rank: int, out: Tensor) -> Tensor:
+        """Copy x[d] into the padded bucket."""
+        return self.layout.pad(x, self.work_dtype)
+
+    def store(self, work: Tensor, out: Tensor, chunk: int | None = None) -> None:
+        """Divide and copy out."""
+        if chunk is not None:
+            work = work[chunk, : self.layout.slice_numel(chunk)]
+        result = divide(work, self.divisor)
+        limit = torch.finfo(out.dtype).max
+        if self.call.divisor > 1 and limit < torch.finfo(result.dtype).max:
+            # A mean lies within the dtype's range; its rounded value may not.
+            result = torch.where(result.isfinite(), result.clamp(-limit, limit), result)
+        if chunk is None:
+            self.layout.unpad(result, out)
+        else:
+            out.copy_(result)
+
+    def _span(self, chunk: int, positions: range) -> tuple[int, int]:
+        count = self.layout.slice_numel(chunk)
+        unit = self.layout.unit
+        return min(positions.start * unit, count), min(positions.stop * unit, count)
+
+
+class DenseEncoding(PaddedEncoding):
+    """Padding is never sent.
+
+    A subclass gives :meth:`value_bytes`, :meth:`write_values` and :meth:`read_values`.
+    """
 
     @abstractmethod
     def value_bytes(self, count: int, message: Message) -> int:
@@ -56,10 +83,6 @@ class DenseEncoding(Encoding[Tensor]):
         start, stop = self._span(message.chunk, positions)
         return self.value_bytes(stop - start, message)
 
-    def load(self, x: Tensor, rank: int, out: Tensor) -> Tensor:
-        """Copy x[d] into the padded bucket."""
-        return self.layout.pad(x, self.work_dtype)
-
     def compress(self, work: Tensor, message: Message, positions: range, out: Tensor) -> None:
         """Write the true entries of the chunk."""
         start, stop = self._span(message.chunk, positions)
@@ -84,22 +107,3 @@ class DenseEncoding(Encoding[Tensor]):
             return
         received = self.read_values(payload, message, stop - start)
         self.accumulate(work[message.chunk, start:stop], received)
-
-    def store(self, work: Tensor, out: Tensor, chunk: int | None = None) -> None:
-        """Divide and copy out."""
-        if chunk is not None:
-            work = work[chunk, : self.layout.slice_numel(chunk)]
-        result = divide(work, self.divisor)
-        limit = torch.finfo(out.dtype).max
-        if self.call.divisor > 1 and limit < torch.finfo(result.dtype).max:
-            # A mean lies within the dtype's range; its rounded value may not.
-            result = torch.where(result.isfinite(), result.clamp(-limit, limit), result)
-        if chunk is None:
-            self.layout.unpad(result, out)
-        else:
-            out.copy_(result)
-
-    def _span(self, chunk: int, positions: range) -> tuple[int, int]:
-        count = self.layout.slice_numel(chunk)
-        unit = self.layout.unit
-        return min(positions.start * unit, count), min(positions.stop * unit, count)

@@ -89,6 +89,15 @@ KERNELS = {
         KernelSpec("decompress_accumulate_recompress", "supergroups", has_widths=True),
         KernelSpec("store", "supergroups"),
         KernelSpec("fill", "allocation", entry_formats=()),
+        *(
+            KernelSpec(name, "mx", entry_formats=("FP32",))
+            for name in (
+                "mx_compress",
+                "mx_decompress",
+                "mx_decompress_accumulate",
+                "mx_decompress_accumulate_recompress",
+            )
+        ),
     )
 }
 

@@ -39,6 +39,10 @@ FORMATS = {
     "default": Format(),
     "omnireduce": Format("omnireduce", preset={"mode": "lossless"}, has_budget=False),
     "omnireduce-topk": Format("omnireduce", preset={"mode": "topk"}),
+    **{
+        name: Format("mx", preset={"format": name}, has_budget=False)
+        for name in ("mxfp8_e4m3", "mxfp8_e5m2", "mxfp6_e3m2", "mxfp6_e2m3", "mxfp4_e2m1")
+    },
 }
 
 

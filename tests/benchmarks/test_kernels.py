@@ -59,11 +59,10 @@ def cases(roundings: list[Rounding] | None) -> list[Case]:
     """Return all rows; with ``roundings`` each of those, else stochastic and one correlated."""
     rows = [Case(COPY, f) for f in FORMATS]
     for spec in kernels_of("supergroups"):
-        name = spec.name
         for entry_format in FORMATS:
-            for rounding in (roundings or ["stochastic"]) if name in ROUNDED else [None]:
+            for rounding in (roundings or ["stochastic"]) if spec.name in ROUNDED else [None]:
                 widths = WIDTHS if spec.has_widths else [None]
-                rows += [Case(name, entry_format, width, rounding) for width in widths]
+                rows += [Case(spec.name, entry_format, width, rounding) for width in widths]
     if not roundings:
         rows.append(Case("decompress_accumulate_recompress", "FP32", 4, "correlated"))
     return rows

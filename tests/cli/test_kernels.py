@@ -107,11 +107,18 @@ def test_options_select(planned):
     ]
 
 
+def test_kernels_without_a_format_are_left_out(planned):
+    arguments = ("--kernel", "mx_compress", "--kernel", "store", "--architecture", "sm_80")
+    assert run("kernels", *arguments, "--format", "bf16").exit_code == 0
+    assert planned == [("store", "BF16", None, "sm_80")]
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
         (["--kernel", "stor"], "--kernel: no kernel is named 'stor'; there are statistics, comp"),
         (["--format", "fp8"], "--format: no format is named 'fp8'; there are FP32, BF16, FP16"),
+        (["--kernel", "mx_compress", "--format", "bf16"], "--format: mx_compress: not written for"),
         (["--width", "11"], "--width: no code has 11 bits; there are 1, 2,"),
         (["--width", "two"], "Invalid value for '--width': Input should be a valid integer"),
         (["--architecture", "sm_77"], "not built for sm_77; they are for sm_80, sm_86,"),

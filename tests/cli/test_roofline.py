@@ -17,8 +17,6 @@ from dynamiq.roofline.row import Row
 
 RUN = Path(__file__).parents[1] / "data" / "kernel_benchmarks.json"
 
-KERNELS = kernels_of("supergroups")
-
 
 def run(*arguments):
     environment = {"COLUMNS": "80", "NO_COLOR": "1"}
@@ -90,9 +88,10 @@ def test_predictions_are_marked_and_cite_the_datasheet(predicted):
 
     assert result.exit_code == 0
     assert predicted == [
-        ("H200", spec.name, "FP32", 4 if spec.has_widths else None) for spec in KERNELS
+        ("H200", spec.name, "FP32", 4 if spec.has_widths else None)
+        for spec in kernels_of("supergroups")
     ]
-    assert len(re.findall("^predicted ", result.stdout, re.MULTILINE)) == len(KERNELS)
+    assert len(re.findall("^predicted ", result.stdout, re.MULTILINE)) == len(predicted)
     assert f"predicted: H200, never run; {words(H200.source)}" in text
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from dynamiq.compressors.dynamiq import DynamiQCompressor
 from dynamiq.compressors.feedback import ErrorFeedback
+from dynamiq.compressors.mx import MXCompressor
 from dynamiq.compressors.omnireduce import OmniReduceCompressor
 from dynamiq.compressors.uncompressed import Uncompressed
 from dynamiq.core.compressor import Compressor
@@ -61,6 +62,38 @@ FORMATS = (
         0.3,
         data_free=False,
         soak=True,
+    ),
+    Format("mxfp8-e4m3", MXCompressor(), 3e-3, 32),
+    Format(
+        "mxfp8-e5m2-stochastic",
+        MXCompressor("mxfp8_e5m2", scale_rule="ceil", rounding="stochastic"),
+        2e-2,
+        32,
+        random=True,
+        unbiased=True,
+    ),
+    Format(
+        "mxfp6-e3m2-prescaled",
+        MXCompressor("mxfp6_e3m2", rounding="prescaled"),
+        2e-2,
+        32,
+        random=True,
+        unbiased=True,
+        soak=True,
+    ),
+    Format(
+        "mxfp6-e2m3-shared",
+        MXCompressor("mxfp6_e2m3", scale_rule="ceil", scale_scope="shared"),
+        2e-2,
+        32,
+    ),
+    Format(
+        "mxfp4-prescaled",
+        MXCompressor("mxfp4_e2m1", rounding="prescaled"),
+        1e-1,
+        32,
+        random=True,
+        unbiased=True,
     ),
     Format("probe-integers", RotatedIntegers(), 1e-3, None, random=True),
     Format("probe-blocks", NonZeroBlocks(), 1e-13, data_free=False),

@@ -73,6 +73,19 @@ def test_every_recipe_is_timed(recipe: str) -> None:
     assert set(kernels.operations(torch.ones(4096), compressor)) >= {COPY, *kernels.SHARES}
 
 
+def test_a_peer_is_timed_beside_the_cast_that_gives_its_bytes() -> None:
+    peers = ["mxfp8_e4m3", "mxfp6_e3m2"]
+    chosen = kernels.operations(torch.ones(4096), kernels.compressor_of("paper", 4), peers)
+    steps = {f"{peer} {step}" for peer in peers for step in (COMPRESS, FUSED, DECOMPRESS)}
+    assert steps <= set(chosen)
+
+    compress, cast = f"mxfp8_e4m3 {COMPRESS}", kernels.MX_FP8
+    one = {COPY: 1.0, COMPRESS: 1.0, FUSED: 1.0, compress: 2.0, cast: 9.0}
+    claims = kernels.claims_of({(name, 1): times(second) for name, second in one.items()})
+    (claim,) = [claim for claim in claims if cast in claim.what]
+    assert (claim.what, claim.ratio, claim.least) == (f"{compress} / {cast}", 4.5, 4.0)
+
+
 def test_without_torchao_there_are_no_casts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torchao", None)
     assert kernels.mx_casts(torch.ones(256)) == {}

@@ -1,9 +1,9 @@
 """Compiling without a GPU: the flags, the cache, the errors, and every kernel of the project."""
 
 import ctypes
-import importlib
 import logging
 import sys
+from importlib import import_module
 
 import pytest
 
@@ -260,8 +260,8 @@ def assert_well_compiled(name, entry_format, architecture):
     spec = find_kernel(name)
     compiled = compile_kernel(spec, entry_format, Target(architecture))
     listing = disassemble(compiled.code, name)
-    arguments = importlib.import_module(f"dynamiq.kernels.{spec.family}.arguments")
-    structure = getattr(arguments, name.title().replace("_", ""))
+    family = import_module(f"dynamiq.kernels.{spec.family}.arguments")
+    structure = getattr(family, name.title().replace("_", ""))
 
     assert compiled.resources.local_bytes == 0
     assert (listing.spill_stores_bytes, listing.spill_loads_bytes) == (0, 0)

@@ -2,7 +2,12 @@
 
 import pytest
 
-from dynamiq.compressors import DynamiQCompressor, OmniReduceCompressor, Uncompressed
+from dynamiq.compressors import (
+    DynamiQCompressor,
+    MXCompressor,
+    OmniReduceCompressor,
+    Uncompressed,
+)
 from dynamiq.core.errors import ConfigurationError
 from dynamiq.simulation import formats
 from dynamiq.simulation.formats import FORMATS, Format, build, parse_option
@@ -16,6 +21,11 @@ PAPER = DynamiQCompressor.paper
         ("bf16", Uncompressed("bf16")),
         ("omnireduce", OmniReduceCompressor()),
         ("omnireduce-topk", OmniReduceCompressor(mode="topk", bit_budget=4.5)),
+        ("mxfp8_e4m3", MXCompressor("mxfp8_e4m3")),
+        ("mxfp8_e5m2", MXCompressor("mxfp8_e5m2")),
+        ("mxfp6_e3m2", MXCompressor("mxfp6_e3m2")),
+        ("mxfp6_e2m3", MXCompressor("mxfp6_e2m3")),
+        ("mxfp4_e2m1", MXCompressor("mxfp4_e2m1")),
         ("paper", PAPER(4.5)),
         ("paper-stochastic", PAPER(4.5, rounding="stochastic")),
         ("paper-nearest", PAPER(4.5, rounding="nearest")),
@@ -29,7 +39,7 @@ def test_names_stand_for(name, expected):
 
 
 def test_no_name_is_left_out_above():
-    assert len(FORMATS) == 9
+    assert len(FORMATS) == 14
 
 
 def test_options_change_fields():

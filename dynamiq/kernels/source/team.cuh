@@ -64,6 +64,12 @@ INLINE int32_t largest(const ints& x) {
 // The largest of each group.
 INLINE group_ints largest_of_each(const Supergroup<ints>& x) { return largest(x.own); }
 
+// The largest of each pair of groups, 0 and 1, 2 and 3, ...; both know it.
+INLINE group_ints largest_of_pairs(const Supergroup<ints>& x) {
+    int32_t own = largest(x.own), other = exchange(own, 1);
+    return other > own ? other : own;
+}
+
 // The largest of all groups.
 INLINE int32_t largest_of_groups(group_ints x) {
     UNROLL for (int distance = 8; distance; distance /= 2) {
@@ -115,6 +121,16 @@ INLINE void hadamard_of_groups(Supergroup<floats>& x) {
 // One byte of each group, from and to 16 bytes.
 INLINE group_ints bytes_at(const uint8_t* from) { return from[own_lane()]; }
 INLINE void write_bytes(uint8_t* to, group_ints x) { to[own_lane()] = (uint8_t)x; }
+
+// One byte of each of the first `count` pairs of groups, from and to `count` bytes.
+INLINE group_ints bytes_of_pairs_at(const uint8_t* from, int count) {
+    int pair = own_lane() / 2;
+    return pair < count ? from[pair] : 0;
+}
+INLINE void write_bytes_of_pairs(uint8_t* to, group_ints x, int count) {
+    int pair = own_lane() / 2;
+    if (own_lane() % 2 == 0 && pair < count) to[pair] = (uint8_t)x;
+}
 
 // Whether this thread speaks for its team.
 INLINE bool is_speaker() { return own_lane() == 0; }
@@ -204,6 +220,15 @@ INLINE group_ints largest_of_each(const Supergroup<ints>& x) {
     return merged<1>(m[0], m[1]);
 }
 
+INLINE group_ints largest_of_pairs(const Supergroup<ints>& x) {
+    ints m[8];
+    for (int b = 0; b < 8; ++b) m[b] = x[2 * b] > x[2 * b + 1] ? x[2 * b] : x[2 * b + 1];
+    for (int b = 0; b < 4; ++b) m[b] = merged<8>(m[b], m[b + 4]);
+    for (int b = 0; b < 2; ++b) m[b] = merged<4>(m[b], m[b + 2]);
+    ints pairs = merged<2>(m[0], m[1]);
+    return merged<1>(pairs, pairs);
+}
+
 INLINE int32_t largest_of_groups(group_ints x) { return largest(x); }
 
 INLINE int32_t largest_of_all(const Supergroup<ints>& x) {
@@ -246,6 +271,23 @@ INLINE group_ints bytes_at(const uint8_t* from) {
 INLINE void write_bytes(uint8_t* to, group_ints x) {
     bytes r = __builtin_convertvector(x, bytes);
     memcpy(to, &r, 16);
+}
+
+typedef uint8_t eight_bytes __attribute__((vector_size(8)));
+
+INLINE group_ints bytes_of_pairs_at(const uint8_t* from, int count) {
+    eight_bytes x = {};
+    if (count == 8) memcpy(&x, from, 8);
+    else for (int i = 0; i < count; ++i) x[i] = from[i];
+    bytes twice = shuffled<bytes, 0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7>(x, x);
+    return __builtin_convertvector(twice, ints);
+}
+
+INLINE void write_bytes_of_pairs(uint8_t* to, group_ints x, int count) {
+    bytes all = __builtin_convertvector(x, bytes);
+    eight_bytes r = shuffled<eight_bytes, 0, 2, 4, 6, 8, 10, 12, 14>(all, all);
+    if (count == 8) memcpy(to, &r, 8);
+    else for (int i = 0; i < count; ++i) to[i] = r[i];
 }
 
 INLINE bool is_speaker() { return true; }
