@@ -12,7 +12,7 @@ from dynamiq.installation import check_installation
 
 check_installation(Path(__file__).parent)
 
-from dynamiq.compressors import DynamiQCompressor, ErrorFeedback, Uncompressed
+from dynamiq.compressors import DynamiQCompressor, ErrorFeedback, THCCompressor, Uncompressed
 from dynamiq.core.compressor import Compressor, Encoding, State, Statistics
 from dynamiq.core.dense import DenseEncoding
 from dynamiq.core.errors import (
@@ -78,6 +78,7 @@ __all__ = [
     "State",
     "Statistics",
     "Step",
+    "THCCompressor",
     "Topology",
     "Transport",
     "TransportError",

@@ -47,6 +47,7 @@ NAMES = [
     "State",
     "Statistics",
     "Step",
+    "THCCompressor",
     "Topology",
     "Transport",
     "TransportError",

@@ -88,6 +88,11 @@ KERNELS = {
         KernelSpec("decompress_accumulate", "supergroups", has_widths=True),
         KernelSpec("decompress_accumulate_recompress", "supergroups", has_widths=True),
         KernelSpec("store", "supergroups"),
+        KernelSpec("energies", "hadamard"),
+        KernelSpec("rotate", "hadamard"),
+        KernelSpec("mix", "hadamard"),
+        KernelSpec("rotate_back", "hadamard"),
+        KernelSpec("carry", "hadamard"),
     )
 }
 

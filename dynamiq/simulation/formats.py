@@ -37,6 +37,8 @@ FORMATS = {
     "local": Format(recipe="local"),
     "rotated": Format(recipe="rotated"),
     "default": Format(),
+    "thc": Format("thc", has_budget=False),
+    "thc-table": Format("thc", recipe="table", has_budget=False),
 }
 
 
