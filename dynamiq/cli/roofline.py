@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import track
 
 from dynamiq.core.errors import InputError, KernelError
-from dynamiq.kernels.registry import ENTRY_FORMATS, KERNELS, WIDTHS
+from dynamiq.kernels.registry import ENTRY_FORMATS, WIDTHS, kernels_of
 from dynamiq.roofline.machine import MACHINES
 from dynamiq.roofline.measured import read
 from dynamiq.roofline.predicted import predict
@@ -78,8 +78,8 @@ def roofline(
 
 def _predicted(name: str, formats: list[str], widths: list[int]) -> list[Row]:
     plan = [
-        (kernel, entry_format, width)
-        for kernel, spec in KERNELS.items()
+        (spec.name, entry_format, width)
+        for spec in kernels_of("supergroups")
         for entry_format in formats
         for width in (widths if spec.has_widths else [None])
     ]

@@ -44,7 +44,8 @@ class ErrorFeedback(Compressor):
     2.1 to 2.4 times the CPU time (measured there, too).
 
     The inner format must be linear: what its buffers hold is a sum of what was loaded and received,
-    but for constants of the call. All formats here are, except this one; THC has feedback of its own.
+    but for constants of the call. All formats here are, except this one and THC, which has feedback
+    of its own.
 
     Attributes:
         compressor: The inner format.

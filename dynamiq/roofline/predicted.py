@@ -18,7 +18,7 @@ def predict(machine: Machine, kernel: str, entry_format: str, width: int | None)
 
     Args:
         machine: The GPU.
-        kernel: A name of :data:`dynamiq.kernels.registry.KERNELS`.
+        kernel: A kernel of the family ``supergroups``.
         entry_format: How entries are stored.
         width: Bits of a code; of no account for kernels without widths.
 

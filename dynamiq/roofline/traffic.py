@@ -39,7 +39,7 @@ def traffic(kernel: str, entry_format: str, width: int | None, supergroups: int)
     sums.
 
     Args:
-        kernel: A name of :data:`dynamiq.kernels.registry.KERNELS`, or "copy".
+        kernel: A kernel of the family ``supergroups``, or "copy".
         entry_format: A key of :data:`ENTRY_BYTES`.
         width: Bits of a code; of no account for kernels without widths.
         supergroups: How many.

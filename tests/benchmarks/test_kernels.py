@@ -22,7 +22,7 @@ from torch import Tensor
 
 from dynamiq.core.layout import Layout
 from dynamiq.kernels import host
-from dynamiq.kernels.registry import ENTRY_DTYPES, KERNELS, WIDTHS
+from dynamiq.kernels.registry import ENTRY_DTYPES, WIDTHS, kernels_of
 from dynamiq.kernels.supergroups import ops
 from dynamiq.kernels.supergroups.wire import GROUP, SUPERGROUP, TILE, Address, Rounding
 from dynamiq.roofline.traffic import COPY, traffic
@@ -58,11 +58,11 @@ class Case:
 def cases(roundings: list[Rounding] | None) -> list[Case]:
     """Return all rows; with ``roundings`` each of those, else stochastic and one correlated."""
     rows = [Case(COPY, f) for f in FORMATS]
-    for name, spec in KERNELS.items():
+    for spec in kernels_of("supergroups"):
         for entry_format in FORMATS:
-            for rounding in (roundings or ["stochastic"]) if name in ROUNDED else [None]:
+            for rounding in (roundings or ["stochastic"]) if spec.name in ROUNDED else [None]:
                 widths = WIDTHS if spec.has_widths else [None]
-                rows += [Case(name, entry_format, width, rounding) for width in widths]
+                rows += [Case(spec.name, entry_format, width, rounding) for width in widths]
     if not roundings:
         rows.append(Case("decompress_accumulate_recompress", "FP32", 4, "correlated"))
     return rows

@@ -1,7 +1,9 @@
 """Compiling without a GPU: the flags, the cache, the errors, and every kernel of the project."""
 
+import ctypes
 import logging
 import sys
+from importlib import import_module
 
 import pytest
 
@@ -17,7 +19,6 @@ from dynamiq.kernels.registry import (
     find_kernel,
 )
 from dynamiq.kernels.sass import disassemble
-from dynamiq.kernels.supergroups import arguments
 from tests.kernels.compiling import HEADER, HOPPER, SOURCE, write_kernel
 
 NEWEST = sorted(ARCHITECTURES)[-2:]
@@ -257,12 +258,14 @@ def test_ptx_for_gpus_that_are_not_there_yet():
 def assert_well_compiled(name, entry_format, architecture):
     compiled = compile_kernel(find_kernel(name), entry_format, Target(architecture))
     listing = disassemble(compiled.code, name)
-    structure = getattr(arguments, name.title().replace("_", ""))
+    family = import_module(f"dynamiq.kernels.{find_kernel(name).family}.arguments")
+    structure = getattr(family, name.title().replace("_", ""))
 
     assert compiled.resources.local_bytes == 0
     assert (listing.spill_stores_bytes, listing.spill_loads_bytes) == (0, 0)
-    assert listing.widest_load_bytes == 16
-    assert compiled.resources.parameter_bytes == (arguments.ctypes.sizeof(structure), 8, 8)
+    # Neighbours of what a thread of `mix` reads are read by other threads.
+    assert listing.widest_load_bytes == (4 if name == "mix" else 16)
+    assert compiled.resources.parameter_bytes == (ctypes.sizeof(structure), 8, 8)
 
 
 @pytest.mark.parametrize("architecture", NEWEST, ids=str)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from dynamiq.core.layout import Layout
-from dynamiq.kernels.registry import ENTRY_DTYPES, KERNELS, WIDTHS
+from dynamiq.kernels.registry import ENTRY_DTYPES, WIDTHS, kernels_of
 from dynamiq.kernels.supergroups.wire import Address
 from dynamiq.roofline.traffic import COPY, ENTRY_BYTES, traffic
 from tests.kernels.supergroups import operations
@@ -47,7 +47,7 @@ def test_every_operand_counts_once(dtype, width):
 
 
 def test_every_kernel_and_format_is_counted():
-    for kernel, spec in KERNELS.items():
+    for spec in kernels_of("supergroups"):
         for entry_format in spec.entry_formats:
-            assert traffic(kernel, entry_format, 4 if spec.has_widths else None, 1).moved_bytes
+            assert traffic(spec.name, entry_format, 4 if spec.has_widths else None, 1).moved_bytes
     assert {name: dtype.itemsize for dtype, name in ENTRY_DTYPES.items()} == ENTRY_BYTES

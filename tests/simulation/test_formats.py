@@ -2,7 +2,7 @@
 
 import pytest
 
-from dynamiq.compressors import DynamiQCompressor, Uncompressed
+from dynamiq.compressors import DynamiQCompressor, THCCompressor, Uncompressed
 from dynamiq.core.errors import ConfigurationError
 from dynamiq.simulation import formats
 from dynamiq.simulation.formats import FORMATS, Format, build, parse_option
@@ -19,6 +19,8 @@ PAPER = DynamiQCompressor.paper
         ("paper-nearest", PAPER(4.5, rounding="nearest")),
         ("local", DynamiQCompressor.local(4.5)),
         ("rotated", DynamiQCompressor.rotated(4.5)),
+        ("thc", THCCompressor.uniform()),
+        ("thc-table", THCCompressor.table()),
         ("default", DynamiQCompressor(bit_budget=4.5)),
     ],
 )
@@ -27,7 +29,7 @@ def test_names_stand_for(name, expected):
 
 
 def test_no_name_is_left_out_above():
-    assert len(FORMATS) == 7
+    assert len(FORMATS) == 9
 
 
 def test_options_change_fields():

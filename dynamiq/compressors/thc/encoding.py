@@ -56,6 +56,8 @@ class THCEncoding(Encoding[Work]):
         finite: bool[], whether all norms are.
     """
 
+    sums_exactly = True
+
     def __init__(
         self,
         compressor: "THCCompressor",
