@@ -14,8 +14,11 @@ from dynamiq.core.randomness import BLOCK
 UNIT = BLOCK
 """Entries of a unit: those that share one key of randomness."""
 LOG_UNIT = 8
-LOG_ROWS = 8
-"""A pass over memory after the first one does at most 2^8 points."""
+LOG_NEAR = 16
+"""Entries that are no further apart are reached by the first two passes over memory."""
+LOG_FAR_POINTS = 4
+"""Of a pass that reaches further: more would all fall into one set of a CPU's cache, which holds 16
+lines or fewer."""
 MOST = 1 << 30
 """Sums of integers stay below this, so that twice a sum fits into an int32."""
 
@@ -85,12 +88,16 @@ class Finish:
 def passes(log_block: int) -> tuple[tuple[int, int], ...]:
     """Return the passes over memory that rotate a block, as log2 of the stride and of the points.
 
-    The first one does 256 points that lie together; the others share the rest, as equally as
-    they can.
+    The first one does 256 points that lie together, the second up to 256 of what these give; the
+    others share what is left, as equally as they can. Sums are added in this order towards
+    integers, and pass by pass in the opposite order on the way back.
     """
-    rest, done = log_block - LOG_UNIT, LOG_UNIT
     found = [(0, LOG_UNIT)]
-    for left in range(-(-rest // LOG_ROWS), 0, -1):
+    done = min(log_block, LOG_NEAR)
+    if done > LOG_UNIT:
+        found.append((LOG_UNIT, done - LOG_UNIT))
+    rest = log_block - done
+    for left in range(-(-rest // LOG_FAR_POINTS), 0, -1):
         points = -(-rest // left)
         found.append((done, points))
         done, rest = done + points, rest - points

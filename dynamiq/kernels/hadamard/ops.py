@@ -12,6 +12,7 @@ from dynamiq.core.errors import InputError
 from dynamiq.kernels.builds import Run, check_memory, find_build
 from dynamiq.kernels.hadamard import arguments, reference
 from dynamiq.kernels.hadamard.operands import (
+    LOG_UNIT,
     UNIT,
     Blocks,
     Finish,
@@ -19,6 +20,7 @@ from dynamiq.kernels.hadamard.operands import (
     passes,
     payload_bytes,
 )
+from dynamiq.kernels.hadamard.parts import Part, parts_of
 from dynamiq.kernels.registry import ENTRY_DTYPES
 
 INTEGERS = (torch.uint8, torch.int16, torch.int32)
@@ -46,18 +48,9 @@ def quantize(entries: Tensor, blocks: Blocks, quantizer: Quantizer, codes: Tenso
     if (run := _build(entries.dtype, entries.device)) is None:
         reference.quantize(entries, blocks, quantizer, codes)
         return
-    others = passes(blocks.log_block)[1:]
-    work = codes
-    if others:
-        work = torch.empty(blocks.numel, dtype=torch.float32, device=entries.device)
-    b = arguments.Blocks.of(blocks)
-    q = arguments.Quantizer.of(quantizer, blocks.first_unit, entries.device)
-    here = (entries.data_ptr(), entries.numel())
-    run("rotate", arguments.Rotate(*here, b, arguments.Rotated.of(work), q), blocks.units)
-    for step in others:
-        to = arguments.Rotated.of(codes if step is others[-1] else work)
-        mix = arguments.Mix(arguments.Rotated.of(work), to, b, q, *step)
-        run("mix", mix, blocks.units)
+    work = _scratch(blocks, entries.device)
+    for part in parts_of(blocks, entries.device):
+        _rotate(run, entries, part, quantizer, (work, codes))
 
 
 def dequantize(codes: Tensor, blocks: Blocks, finish: Finish, out: Tensor) -> None:
@@ -68,18 +61,9 @@ def dequantize(codes: Tensor, blocks: Blocks, finish: Finish, out: Tensor) -> No
     if (run := _build(out.dtype, out.device)) is None:
         reference.dequantize(codes, blocks, finish, out)
         return
-    others = passes(blocks.log_block)[1:]
-    work = codes
-    if others:
-        work = torch.empty(blocks.numel, dtype=torch.float32, device=out.device)
-    b, source = arguments.Blocks.of(blocks), arguments.Rotated.of(codes, finish.offset)
-    for step in reversed(others):
-        to = arguments.Rotated.of(work)
-        run("mix", arguments.Mix(source, to, b, arguments.Quantizer(), *step), blocks.units)
-        source = to
-    here = (out.data_ptr(), out.numel())
-    end = arguments.RotateBack(source, b, *here, finish.divisor, finish.limit)
-    run("rotate_back", end, blocks.units)
+    work = _scratch(blocks, out.device)
+    for part in parts_of(blocks, out.device):
+        _rotate_back(run, (work, codes), part, finish, out)
     if not out.is_inference():  # tell autograd, which may hold the entries for a backward
         torch.autograd.graph.increment_version(out)
 
@@ -117,6 +101,70 @@ def repack(payload: Tensor, codes: Tensor, bits: tuple[int, int], out: Tensor) -
     integers = arguments.Integers.of(codes)
     ends = (payload.data_ptr(), integers, out.data_ptr())
     run("carry", arguments.Carry(*ends, *bits, adds=1, writes=0), codes.numel() // UNIT)
+
+
+def _scratch(blocks: Blocks, device: torch.device) -> Tensor:
+    """Return memory for what lies between passes, of one part."""
+    if blocks.log_block == LOG_UNIT:
+        return torch.empty(0, device=device)
+    largest = max((part.blocks.numel for part in parts_of(blocks, device)), default=0)
+    return torch.empty(largest, dtype=torch.float32, device=device)
+
+
+def _rotate(
+    run: Run, entries: Tensor, part: Part, quantizer: Quantizer, memory: tuple[Tensor, Tensor]
+) -> None:
+    """Rotate whole blocks, passes that reach no further than a piece while it is in the cache."""
+    work, codes = memory
+    steps = passes(part.blocks.log_block)
+    device = entries.device
+    for piece in part.pieces:
+        values = work[piece.begin - part.begin :]
+        b = arguments.Blocks.of(piece.blocks)
+        q = arguments.Quantizer.of(quantizer, piece.blocks.first_unit, device)
+        here = entries[piece.begin : piece.begin + piece.numel]
+        for step in steps[: part.near]:
+            target = arguments.Rotated.of(codes[piece.begin :] if step is steps[-1] else values)
+            if step is steps[0]:
+                a = arguments.Rotate(here.data_ptr(), here.numel(), b, target, q)
+                run("rotate", a, piece.units)
+            else:
+                run(
+                    "mix",
+                    arguments.Mix(arguments.Rotated.of(values), target, b, q, *step),
+                    piece.units,
+                )
+    b = arguments.Blocks.of(part.blocks)
+    q = arguments.Quantizer.of(quantizer, part.blocks.first_unit, device)
+    for step in steps[part.near :]:
+        target = arguments.Rotated.of(codes[part.begin :] if step is steps[-1] else work)
+        run("mix", arguments.Mix(arguments.Rotated.of(work), target, b, q, *step), part.units)
+
+
+def _rotate_back(
+    run: Run, memory: tuple[Tensor, Tensor], part: Part, finish: Finish, out: Tensor
+) -> None:
+    """Undo that: first the passes that reach further than a piece."""
+    work, codes = memory
+    steps = passes(part.blocks.log_block)
+    b, q = arguments.Blocks.of(part.blocks), arguments.Quantizer()
+    integers = arguments.Rotated.of(codes[part.begin :], finish.offset)
+    values = arguments.Rotated.of(work)
+    for step in reversed(steps[part.near :]):
+        source = integers if step is steps[-1] else values
+        run("mix", arguments.Mix(source, values, b, q, *step), part.units)
+    for piece in part.pieces:
+        b = arguments.Blocks.of(piece.blocks)
+        integers = arguments.Rotated.of(codes[piece.begin :], finish.offset)
+        values = arguments.Rotated.of(work[piece.begin - part.begin :])
+        here = out[piece.begin : piece.begin + piece.numel]
+        for step in reversed(steps[: part.near]):
+            source = integers if step is steps[-1] else values
+            if step is steps[0]:
+                ends = (here.data_ptr(), here.numel(), finish.divisor, finish.limit)
+                run("rotate_back", arguments.RotateBack(source, b, *ends), piece.units)
+            else:
+                run("mix", arguments.Mix(source, values, b, q, *step), piece.units)
 
 
 def _build(dtype: torch.dtype, device: torch.device) -> Run | None:

@@ -30,9 +30,9 @@ def test_every_operation_gives_the_references_bits(call):
     check_every_operation(call)
 
 
-@pytest.mark.parametrize("log_block", [16, 17, 19])
+@pytest.mark.parametrize("log_block", [16, 17, 21])
 def test_large_blocks(log_block):
-    """Two passes after the first from 2^17 on."""
+    """Two passes after the first from 2^17 on, three from 2^21 on."""
     check_every_operation(large_call(log_block))
 
 

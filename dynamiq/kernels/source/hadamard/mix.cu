@@ -65,12 +65,15 @@ INLINE void mix_columns(const Arguments& a, int64_t item, const Ahead&) {
 
 #else
 
-// Sixteen neighbouring columns: whole cache lines, and no lane needs another one's value.
-INLINE void mix_sixteen(const Arguments& a, int64_t column) {
-    int points = 1 << a.log_points;
-    int64_t top = top_of(a, column);
-    floats x[256];
-    for (int p = 0; p < points; ++p) x[p] = read_rotated(a.from, top + ((int64_t)p << a.log_stride));
+// What is worked on at once: 64 columns are whole cache lines, of one-byte integers, too.
+#define COLUMNS 64
+
+// Integers of COLUMNS columns on their way from or to memory.
+struct Held {
+    alignas(64) uint8_t bytes[256 * COLUMNS * 4];
+};
+
+INLINE void butterflies(floats* x, int points) {
     for (int distance = 1; distance < points; distance *= 2)
         for (int begin = 0; begin < points; begin += 2 * distance)
             for (int i = begin; i < begin + distance; ++i) {
@@ -78,14 +81,49 @@ INLINE void mix_sixteen(const Arguments& a, int64_t column) {
                 x[i] = p + q;
                 x[i + distance] = p - q;
             }
-    for (int p = 0; p < points; ++p)
-        write_rotated(a.to, a.quantizer, a.blocks, top + ((int64_t)p << a.log_stride), x[p]);
 }
 
-// Of items with fewer than 16 columns, the first of sixteen columns does the work of all.
+INLINE void copy_integers(const Integers& to, int64_t to_at, const Integers& from, int64_t at) {
+    int64_t bytes = from.bytes;
+    memcpy((uint8_t*)to.memory + to_at * bytes, (const uint8_t*)from.memory + at * bytes,
+           COLUMNS * bytes);
+}
+
+// Sixteen columns at a time fill vectors, so that no lane needs another one's value.
+INLINE void mix_lines(const Arguments& a, int64_t column) {
+    int points = 1 << a.log_points;
+    int64_t stride = (int64_t)1 << a.log_stride, top = top_of(a, column);
+    Held held;
+    Integers in = {held.bytes, a.from.integers.bytes, a.from.integers.offset};
+    Integers out = {held.bytes, a.to.integers.bytes, 0};
+    if (!a.from.values)
+        for (int p = 0; p < points; ++p) copy_integers(in, p * COLUMNS, a.from.integers, top + p * stride);
+    float scale = a.to.values ? 0.0f : a.blocks.scale[top >> a.blocks.log_block];
+    for (int c = 0; c < COLUMNS; c += 16) {
+        floats x[256];
+        if (a.from.values)
+            for (int p = 0; p < points; ++p) x[p] = read_sums(a.from.values + top + p * stride + c);
+        else
+            for (int p = 0; p < points; ++p) x[p] = centred(in, integers_at(in, p * COLUMNS + c));
+        butterflies(x, points);
+        if (a.to.values) {
+            for (int p = 0; p < points; ++p) write_sums(a.to.values + top + p * stride + c, x[p]);
+            continue;
+        }
+        for (int p = 0; p < points; ++p) {
+            words random = random_of_unit(a.quantizer, top + p * stride + c);
+            write_integers(out, p * COLUMNS + c, quantize(a.quantizer, x[p], scale, random));
+        }
+    }
+    if (!a.to.values)
+        for (int p = 0; p < points; ++p) copy_integers(a.to.integers, top + p * stride, out, p * COLUMNS);
+}
+
+// The first of COLUMNS columns does the work of all, whichever items they are in.
 INLINE void mix_columns(const Arguments& a, int64_t item, const Ahead&) {
     int64_t first = item << (8 - a.log_points), last = (item + 1) << (8 - a.log_points);
-    for (int64_t column = (first + 15) & -16; column < last; column += 16) mix_sixteen(a, column);
+    first = (first + COLUMNS - 1) & -COLUMNS;
+    for (int64_t column = first; column < last; column += COLUMNS) mix_lines(a, column);
 }
 
 #endif
