@@ -24,6 +24,7 @@ from dynamiq.compressors.thc.compressor import CLAMPS, RECEIVER_TABLE
 from dynamiq.compressors.thc.encoding import Work
 from dynamiq.compressors.thc.geometry import Geometry, log_block_of
 from dynamiq.core.compressor import State
+from dynamiq.kernels.hadamard.operands import integer_dtype
 from tests.contracts import compressor as contract
 from tests.contracts.compressor import all_reduce, reduce_scatter, same_bits, sample
 
@@ -290,3 +291,14 @@ def test_both_forms():
     assert (UNIFORM.granularity, TABLE.granularity) == (15, 30)
     assert TABLE.receiver_table == RECEIVER_TABLE
     assert THCCompressor(receiver_table=[0, 3], bits=1).granularity == 3
+
+
+def test_the_working_buffer_is_the_narrowest_that_holds_the_sum():
+    for ranks, dtype in ((17, torch.uint8), (18, torch.int16), (2184, torch.int16)):
+        assert integer_dtype(15 * ranks) == dtype
+    assert integer_dtype(15 * 2185) == torch.int32
+    # Many entries are clamped to the largest sum, and would be far off if it did not fit.
+    compressor, expected = THCCompressor.uniform(clamp=1.0), clamp_error(1.0)
+    for ranks in (17, 18):
+        x = gaussian(1, 4096).expand(ranks, -1)
+        assert measure_error(x, compressor, Ring()).vnmse == pytest.approx(expected, rel=0.1)
