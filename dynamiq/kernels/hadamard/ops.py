@@ -107,8 +107,9 @@ def _scratch(blocks: Blocks, device: torch.device) -> Tensor:
     """Return memory for what lies between passes, of one part."""
     if blocks.log_block == LOG_UNIT:
         return torch.empty(0, device=device)
-    largest = max((part.blocks.numel for part in parts_of(blocks, device)), default=0)
-    return torch.empty(largest, dtype=torch.float32, device=device)
+    first = next(iter(parts_of(blocks, device)), None)  # none is larger
+    numel = 0 if first is None else first.numel
+    return torch.empty(numel, dtype=torch.float32, device=device)
 
 
 def _rotate(

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from dynamiq.kernels.hadamard.operands import LOG_NEAR, LOG_UNIT, UNIT, Blocks, passes
+from dynamiq.kernels.hadamard.operands import LOG_UNIT, UNIT, Blocks, passes
 
-LOG_PIECE = LOG_NEAR
-"""2^16 float32 numbers, and what is read and written with them, stay in a core's own cache."""
+LOG_PIECE = 18
+"""2^18 float32 numbers, a megabyte, stay in a core's own cache; fewer would be more calls."""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import torch
 from dynamiq.core.errors import InputError
 from dynamiq.kernels.hadamard import ops
 from dynamiq.kernels.hadamard.operands import Blocks, Finish, Quantizer, passes
-from dynamiq.kernels.hadamard.parts import parts_of
+from dynamiq.kernels.hadamard.parts import LOG_PIECE, parts_of
 
 CPU = torch.device("cpu")
 BLOCKS = Blocks(9, 0, 1, torch.ones(2), torch.ones(2))
@@ -69,18 +69,18 @@ def test_passes_do_every_distance_once():
         assert done == log_block
 
 
-@pytest.mark.parametrize(("log_block", "count"), [(8, 1000), (15, 7), (16, 3), (18, 2), (21, 1)])
+@pytest.mark.parametrize(("log_block", "count"), [(8, 9000), (15, 17), (16, 3), (18, 2), (21, 2)])
 def test_parts_and_pieces_make_up_all_blocks(log_block, count):
     numbers = torch.arange(count).float()
     blocks = Blocks(log_block, 5, 1, numbers, numbers)
     at, found = 0, []
     for part in parts_of(blocks, CPU):
-        assert part.numel <= max(1 << 16, 1 << log_block)
+        assert part.numel <= max(1 << LOG_PIECE, 1 << log_block)
         found += part.blocks.factor.tolist()
         for piece in part.pieces:
             assert piece.begin == at
             assert piece.blocks.first_unit == 5 + at // 256
-            assert piece.numel <= 1 << 16
+            assert piece.numel <= 1 << LOG_PIECE
             assert piece.blocks.factor[0] == at >> log_block
             at += piece.numel
     assert at == blocks.numel
