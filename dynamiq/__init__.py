@@ -17,6 +17,7 @@ from dynamiq.compressors import (
     ErrorFeedback,
     MXCompressor,
     OmniReduceCompressor,
+    THCCompressor,
     Uncompressed,
 )
 from dynamiq.core.compressor import Compressor, Encoding, State, Statistics
@@ -87,6 +88,7 @@ __all__ = [
     "State",
     "Statistics",
     "Step",
+    "THCCompressor",
     "Topology",
     "Transport",
     "TransportError",

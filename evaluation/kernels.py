@@ -9,7 +9,9 @@ rounds. "fused" is decompress, accumulate, recompress. A rank of an 8-rank all-r
 statistics of everything, compresses an eighth, runs the fused kernel on seven eighths, and
 decompresses everything: "all-reduce" is the sum of these shares of the times. The MX cast to FP4
 has as many bits as DynamiQ here; the one to FP8 has twice as many. ``--peer mxfp8_e4m3`` adds the
-steps of that format, whose codes and scales are those of torchao's cast. Where "cores" says that
+steps of that format, whose codes and scales are those of torchao's cast. THC rotates all entries,
+and all sums back, "load" and "store", in passes of 2^8, 2^8, 2^4, 2^4, ... points. Where "cores"
+says that
 others used the processor, too, ``chrt -f 1`` before the command overrules them.
 """
 
@@ -20,7 +22,6 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -40,6 +41,7 @@ from dynamiq import (
     MXCompressor,
     Ring,
     State,
+    THCCompressor,
 )
 from evaluation.report import environment
 
@@ -49,6 +51,7 @@ MX_BLOCK = 32
 RANKS = 2  # one chunk of two is compressed; the ranks that correlated rounding pairs
 COPY, STATISTICS, COMPRESS = "copy", "statistics", "compress"
 FUSED, DECOMPRESS = "fused", "decompress"
+LOAD, STORE = "load", "store"
 WORLD_SIZE = 8  # of the all-reduce
 SHARES = {
     STATISTICS: 1.0,
@@ -57,12 +60,13 @@ SHARES = {
     DECOMPRESS: 1.0,
 }
 """What a rank does in an all-reduce, as shares of its entries."""
-Recipe = Literal["paper", "paper-correlated", "local", "rotated"]
-RECIPES: dict[Recipe, Callable[..., DynamiQCompressor]] = {
-    "paper": partial(DynamiQCompressor.paper, rounding="stochastic"),
-    "paper-correlated": DynamiQCompressor.paper,
-    "local": DynamiQCompressor.local,
-    "rotated": DynamiQCompressor.rotated,
+Recipe = Literal["paper", "paper-correlated", "local", "rotated", "thc"]
+RECIPES: dict[Recipe, Callable[[int], Compressor]] = {
+    "paper": lambda bits: DynamiQCompressor.paper(17.0, widths=(bits,), rounding="stochastic"),
+    "paper-correlated": lambda bits: DynamiQCompressor.paper(17.0, widths=(bits,)),
+    "local": lambda bits: DynamiQCompressor.local(17.0, widths=(bits,)),
+    "rotated": lambda bits: DynamiQCompressor.rotated(17.0, widths=(bits,)),
+    "thc": THCCompressor.uniform,
 }
 MX_FP4, MX_FP8 = "to_mx, FP4", "to_mx, FP8"
 CAST_OF = {"mxfp8_e4m3": MX_FP8, "mxfp4_e2m1": MX_FP4}
@@ -121,13 +125,8 @@ class Claim:
         return self.ratio >= self.least
 
 
-def compressor_of(recipe: Recipe, bits: int) -> DynamiQCompressor:
-    """Return a recipe with one width."""
-    return RECIPES[recipe](17.0, widths=(bits,))
-
-
 def operations(
-    x: Tensor, compressor: DynamiQCompressor, peers: Sequence[str] = ()
+    x: Tensor, compressor: Compressor, peers: Sequence[str] = ()
 ) -> dict[str, Operation]:
     """Return what is timed on x[d], by name; each has its memory and has run once."""
     copied = torch.empty_like(x)
@@ -138,6 +137,8 @@ def operations(
     for peer in peers:
         steps = hop(x, MXCompressor.model_validate({"format": peer}))
         chosen |= {f"{peer} {name}": operation for name, operation in steps.items()}
+    if isinstance(compressor, THCCompressor):
+        chosen |= rotations(x, compressor)
     chosen |= mx_casts(x)
     for operation in chosen.values():
         operation()
@@ -150,7 +151,9 @@ def hop(x: Tensor, compressor: Compressor) -> dict[str, Operation]:
     layout = Layout(bucket.numel(), RANKS, compressor.unit(bucket.numel(), RANKS))
     call, schedule = Call(divisor=RANKS), Ring().schedule(RANKS)
     own = compressor.statistics(bucket, layout, call, State())
-    reduced = None if own is None else RANKS * own.values
+    reduced = None if own is None else own.values
+    if own is not None and own.reduction == "sum":
+        reduced = RANKS * own.values
     encoding = compressor.encode(reduced, layout, schedule, call, State())
     work = encoding.load(bucket, 1, torch.empty_like(bucket))
     # Rank 1's part of a ring of two: what rank 0 sends of chunk 1, and what goes round after that.
@@ -167,6 +170,20 @@ def hop(x: Tensor, compressor: Compressor) -> dict[str, Operation]:
             payload, work, incoming, outgoing, everything, recompressed
         ),
         DECOMPRESS: lambda: encoding.decompress(recompressed, work, outgoing, everything),
+    }
+
+
+def rotations(x: Tensor, compressor: THCCompressor) -> dict[str, Operation]:
+    """Return what turns x[d], d a power of two, into integers, and what turns their sums back."""
+    call, schedule = Call(divisor=RANKS), Ring().schedule(RANKS)
+    layout = Layout(x.numel(), 1)
+    norms = compressor.statistics(x, layout, call, State()).values
+    encoding = compressor.encode(norms, layout, schedule, call, State())
+    out = torch.empty_like(x)
+    work = encoding.load(x, 0, out)
+    return {
+        LOAD: lambda: encoding.load(x, 0, out),
+        STORE: lambda: encoding.store(work, out),
     }
 
 
@@ -218,14 +235,19 @@ def rows_of(times: dict[tuple[str, int], Times], entries: int) -> list[Row]:
     return rows
 
 
-def claims_of(times: dict[tuple[str, int], Times]) -> list[Claim]:
+def claims_of(times: dict[tuple[str, int], Times], entries: int = 1) -> list[Claim]:
     """Return what is claimed of these operations; without torchao, or a second thread, less."""
     one = {name: taken for (name, threads), taken in times.items() if threads == 1}
     claims = [
         Claim(f"{COMPRESS} / {COPY}", one[COMPRESS].ratio(one[COPY]), 0.20),
         Claim(f"{FUSED} / {COPY}", one[FUSED].ratio(one[COPY]), 0.10),
     ]
-    if one.keys() >= SHARES.keys():
+    for name in [n for n in (LOAD, STORE) if n in one]:
+        log2 = (entries - 1).bit_length()
+        passes = -(-log2 // 8) if log2 <= 16 else 2 + -(-(log2 - 16) // 4)
+        ratio = passes * one[name].ratio(one[COPY])
+        claims.append(Claim(f"{name}, each of {passes} passes / {COPY}", ratio, 0.25))
+    if one.keys() >= SHARES.keys() and LOAD not in one:
         rounds = zip(*(one[name].wall_s for name in SHARES), strict=True)
         whole = [sum(t * s for t, s in zip(r, SHARES.values(), strict=True)) for r in rounds]
         copies = statistics.median(w / c for w, c in zip(whole, one[COPY].wall_s, strict=True))
@@ -245,7 +267,7 @@ def claims_of(times: dict[tuple[str, int], Times]) -> list[Claim]:
 
 def main(  # noqa: PLR0913  a command line has as many parameters as options
     entries: Annotated[int, typer.Option(help="FP32 entries, a multiple of 256")] = 1 << 24,
-    bits: Annotated[int, typer.Option(help="DynamiQ's code width: 1, 2, 4 or 8")] = 4,
+    bits: Annotated[int, typer.Option(help="Code width: 1, 2, 4 or 8")] = 4,
     recipe: Annotated[Recipe, typer.Option(help="Scaling and rounding")] = "paper",
     peer: Annotated[
         list[str] | None,
@@ -260,9 +282,9 @@ def main(  # noqa: PLR0913  a command line has as many parameters as options
     generator = torch.Generator().manual_seed(0)
     groups = torch.randn(-(-entries // 16), generator=generator).repeat_interleave(16)[:entries]
     x = torch.randn(entries, generator=generator) * groups.exp()
-    chosen = operations(x, compressor_of(recipe, bits), peer or ())
+    chosen = operations(x, RECIPES[recipe](bits), peer or ())
     times = measure(chosen, pairs, threads)
-    rows, claims = rows_of(times, entries), claims_of(times)
+    rows, claims = rows_of(times, entries), claims_of(times, entries)
     console = Console()
     title = f"{recipe}, {entries} FP32 entries, {bits} bits, median of {pairs} rounds"
     console.print(_rows_table(rows, title), _claims_table(claims))

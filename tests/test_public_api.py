@@ -50,6 +50,7 @@ NAMES = [
     "State",
     "Statistics",
     "Step",
+    "THCCompressor",
     "Topology",
     "Transport",
     "TransportError",

@@ -8,6 +8,7 @@ import torch
 from pydantic import field_validator
 from torch import Tensor
 
+from dynamiq.compressors.thc import THCCompressor
 from dynamiq.core.compressor import Compressor, Encoding, State, Statistics
 from dynamiq.core.errors import ConfigurationError, InputError
 from dynamiq.core.layout import Layout
@@ -43,13 +44,14 @@ class ErrorFeedback(Compressor):
     2.1 to 2.4 times the CPU time (measured there, too).
 
     The inner format must be linear: what its buffers hold is a sum of what was loaded and received,
-    but for constants of the call. All formats here are, except this one.
+    but for constants of the call. All formats here are, except this one and THC, which has feedback
+    of its own.
 
     Attributes:
         compressor: The inner format.
 
     Raises:
-        ConfigurationError: The inner format keeps residuals itself.
+        ConfigurationError: The inner format keeps residuals itself, or is THC.
     """
 
     kind: Literal["error_feedback"] = "error_feedback"
@@ -67,6 +69,11 @@ class ErrorFeedback(Compressor):
         if isinstance(compressor, ErrorFeedback):
             raise ConfigurationError(
                 "error feedback inside error feedback would send every loss twice; use one of them"
+            )
+        if isinstance(compressor, THCCompressor):
+            raise ConfigurationError(
+                "THC rounds zeros at random, so that error feedback around it would not see what "
+                "is lost; use THCCompressor(error_feedback=True)"
             )
         return compressor
 

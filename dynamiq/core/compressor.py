@@ -80,6 +80,9 @@ class Encoding(ABC, Generic[W]):
     positions: int
     """Parts of a chunk that segments may separate; 0 if there is nothing to send."""
 
+    sums_exactly: bool = False
+    """Whether messages lose nothing, so that all error arises where entries are loaded."""
+
     @property
     def predicted_vnmse(self) -> float | None:
         """The error that this call's sum should have; None if the format does not say.

@@ -98,6 +98,11 @@ KERNELS = {
                 "mx_decompress_accumulate_recompress",
             )
         ),
+        KernelSpec("energies", "hadamard"),
+        KernelSpec("rotate", "hadamard"),
+        KernelSpec("mix", "hadamard"),
+        KernelSpec("rotate_back", "hadamard"),
+        KernelSpec("carry", "hadamard"),
     )
 }
 

@@ -43,6 +43,8 @@ FORMATS = {
         name: Format("mx", preset={"format": name}, has_budget=False)
         for name in ("mxfp8_e4m3", "mxfp8_e5m2", "mxfp6_e3m2", "mxfp6_e2m3", "mxfp4_e2m1")
     },
+    "thc": Format("thc", has_budget=False),
+    "thc-table": Format("thc", recipe="table", has_budget=False),
 }
 
 

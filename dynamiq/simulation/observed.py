@@ -27,7 +27,7 @@ class Seen:
     messages: int = 0
     squared_error: float = 0.0
     payload_bytes: int = 0
-    entries: int = 0
+    entries: float = 0
 
 
 @dataclass
@@ -88,7 +88,7 @@ class Observed(Compressor):
     ) -> "ObservedEncoding":
         """Observe what the observed one decides."""
         inner = self.inner.encode(statistics, layout, schedule, call, state)
-        return ObservedEncoding(inner, layout.numel, self._log)
+        return ObservedEncoding(inner, layout, self._log)
 
     def next_state(self, encoding: "ObservedEncoding", work: Any) -> State:
         """As the observed one."""
@@ -98,12 +98,14 @@ class Observed(Compressor):
 class ObservedEncoding(Encoding[Any]):
     """Measures each message after it was written."""
 
-    def __init__(self, inner: Encoding[Any], numel: int, log: Log) -> None:
-        """Observe an encoding of [numel] entries."""
-        self.inner, self.numel, self.log = inner, numel, log
+    def __init__(self, inner: Encoding[Any], layout: Layout, log: Log) -> None:
+        """Observe an encoding."""
+        self.inner, self.numel, self.log = inner, layout.numel, log
+        self.sums_exactly = inner.sums_exactly
+        self._world_size = layout.world_size
         self.positions = inner.positions
         self._rank = 0
-        log.encoding, log.numel = inner, numel
+        log.encoding, log.numel = inner, layout.numel
 
     def payload_bytes(self, message: Message, positions: range) -> int:
         """As the observed one."""
@@ -118,6 +120,11 @@ class ObservedEncoding(Encoding[Any]):
         """Compress, and measure what that lost."""
         if message.chunk not in self.log.chunks:
             self.inner.compress(work, message, positions, out)
+            return
+        if self.inner.sums_exactly:
+            # Its chunks need not hold entries that could be told apart, and nothing is lost.
+            self.inner.compress(work, message, positions, out)
+            self._note(message, out, self.numel / self._world_size)
             return
         before = torch.empty(self.numel)
         self.inner.store(work, before)
@@ -162,12 +169,15 @@ class ObservedEncoding(Encoding[Any]):
             other = self._arrived(1.0, message, positions, out)
             self.log.places[chunk] = ((arrived - other).abs() < 0.5).nonzero()[:, 0]
         places = self.log.places[chunk]
+        error = (arrived[places] - before[places]).double()
+        self.log.hops[message.hop].squared_error += error.square().sum().item()
+        self._note(message, out, len(places))
+
+    def _note(self, message: Message, out: Tensor, entries: float) -> None:
         seen = self.log.hops[message.hop]
         seen.messages += 1
-        error = (arrived[places] - before[places]).double()
-        seen.squared_error += error.square().sum().item()
         seen.payload_bytes += out.numel()
-        seen.entries += len(places)
+        seen.entries += entries
 
     def _arrived(
         self, background: float, message: Message, positions: range, payload: Tensor

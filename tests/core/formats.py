@@ -9,6 +9,7 @@ from dynamiq.compressors.dynamiq import DynamiQCompressor
 from dynamiq.compressors.feedback import ErrorFeedback
 from dynamiq.compressors.mx import MXCompressor
 from dynamiq.compressors.omnireduce import OmniReduceCompressor
+from dynamiq.compressors.thc import THCCompressor
 from dynamiq.compressors.uncompressed import Uncompressed
 from dynamiq.core.compressor import Compressor
 from dynamiq.topologies import Butterfly, Direct, Ring
@@ -147,6 +148,23 @@ FORMATS = (
         256,
         random=True,
         unbiased=True,
+    ),
+    Format(
+        "thc-uniform",
+        THCCompressor.uniform(8, clamp=5.0),
+        1e-3,
+        None,
+        random=True,
+        unbiased=True,
+    ),
+    Format("thc-table", THCCompressor.table(), 0.05, None, random=True),
+    Format(
+        "thc-feedback",
+        THCCompressor.uniform(8, clamp=4.0, error_feedback=True),
+        1e-3,
+        None,
+        random=True,
+        soak=True,
     ),
     Format(
         "feedback-dynamiq",

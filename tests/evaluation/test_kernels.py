@@ -10,7 +10,17 @@ import typer
 from typer.testing import CliRunner
 
 from evaluation import kernels
-from evaluation.kernels import COMPRESS, COPY, DECOMPRESS, FUSED, MX_FP4, STATISTICS, Times
+from evaluation.kernels import (
+    COMPRESS,
+    COPY,
+    DECOMPRESS,
+    FUSED,
+    LOAD,
+    MX_FP4,
+    STATISTICS,
+    STORE,
+    Times,
+)
 
 
 def times(*wall_s: float) -> Times:
@@ -67,15 +77,25 @@ def test_an_all_reduce_is_the_sum_of_its_shares() -> None:
     assert "(10.0)" in whole.what
 
 
+def test_passes_of_a_rotation_are_claimed_one_by_one() -> None:
+    """2^24 points take two passes of 2^8 and two of 2^4."""
+    one = {COPY: 1.0, COMPRESS: 1.0, FUSED: 1.0, LOAD: 8.0, STORE: 20.0}
+    measured = {(name, 1): times(second) for name, second in one.items()}
+    claims = {claim.what: claim for claim in kernels.claims_of(measured, 1 << 24)}
+    assert claims[f"{LOAD}, each of 4 passes / {COPY}"].ratio == 0.5
+    assert claims[f"{LOAD}, each of 4 passes / {COPY}"].holds
+    assert not claims[f"{STORE}, each of 4 passes / {COPY}"].holds
+
+
 @pytest.mark.parametrize("recipe", kernels.RECIPES)
 def test_every_recipe_is_timed(recipe: str) -> None:
-    compressor = kernels.compressor_of(recipe, 4)
+    compressor = kernels.RECIPES[recipe](4)
     assert set(kernels.operations(torch.ones(4096), compressor)) >= {COPY, *kernels.SHARES}
 
 
 def test_a_peer_is_timed_beside_the_cast_that_gives_its_bytes() -> None:
     peers = ["mxfp8_e4m3", "mxfp6_e3m2"]
-    chosen = kernels.operations(torch.ones(4096), kernels.compressor_of("paper", 4), peers)
+    chosen = kernels.operations(torch.ones(4096), kernels.RECIPES["paper"](4), peers)
     steps = {f"{peer} {step}" for peer in peers for step in (COMPRESS, FUSED, DECOMPRESS)}
     assert steps <= set(chosen)
 

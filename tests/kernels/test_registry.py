@@ -99,4 +99,5 @@ def test_a_kernel_refuses_what_it_is_not_written_for():
 
 def test_kernels_take_every_format_or_float32_or_no_entries():
     kinds = {spec.family: spec.entry_formats for spec in KERNELS.values()}
-    assert kinds == {"supergroups": ENTRY_FORMATS, "allocation": (), "mx": ("FP32",)}
+    every = {"supergroups": ENTRY_FORMATS, "hadamard": ENTRY_FORMATS}
+    assert kinds == {**every, "allocation": (), "mx": ("FP32",)}

@@ -6,6 +6,7 @@ from dynamiq.compressors import (
     DynamiQCompressor,
     MXCompressor,
     OmniReduceCompressor,
+    THCCompressor,
     Uncompressed,
 )
 from dynamiq.core.errors import ConfigurationError
@@ -31,6 +32,8 @@ PAPER = DynamiQCompressor.paper
         ("paper-nearest", PAPER(4.5, rounding="nearest")),
         ("local", DynamiQCompressor.local(4.5)),
         ("rotated", DynamiQCompressor.rotated(4.5)),
+        ("thc", THCCompressor.uniform()),
+        ("thc-table", THCCompressor.table()),
         ("default", DynamiQCompressor(bit_budget=4.5)),
     ],
 )
@@ -39,7 +42,7 @@ def test_names_stand_for(name, expected):
 
 
 def test_no_name_is_left_out_above():
-    assert len(FORMATS) == 14
+    assert len(FORMATS) == 16
 
 
 def test_options_change_fields():

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dynamiq.compressors import DynamiQCompressor, Uncompressed
+from dynamiq.compressors import DynamiQCompressor, THCCompressor, Uncompressed
 from dynamiq.core.message import Call
 from dynamiq.core.metrics import measure_error, simulate
 from dynamiq.simulation.observed import Log, Observed
@@ -91,3 +91,15 @@ def test_few_chunks_stand_for_all():
     report = measure_error(x, compressor, Ring())
     payload = 8 * every.hops[0].payload_bytes / every.hops[0].entries
     assert payload + 32 / 256 == pytest.approx(report.bits_per_entry, rel=1e-12)
+
+
+def test_messages_of_exact_sums_lose_nothing():
+    """What they hold cannot be told apart by entries, so only bytes are noted."""
+    x = torch.randn(4, 40_960, generator=torch.Generator().manual_seed(0))
+    log = Log(range(4))
+    plain, ring = THCCompressor.uniform(), Ring()
+    result = measure_error(x, Observed.by(plain, log), ring).result
+    assert torch.equal(result, measure_error(x, plain, ring).result)
+    bits = [8 * seen.payload_bytes / seen.entries for _, seen in sorted(log.hops.items())]
+    assert bits == [4, 5, 6, 6]
+    assert not any(seen.squared_error for seen in log.hops.values())

@@ -1,0 +1,1 @@
+"""Kernels of formats that rotate whole blocks and sum integers: THC."""
