@@ -73,6 +73,12 @@ def simulate(  # noqa: PLR0913  a command line has as many parameters as options
         ),
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Calls to average over.")] = 5,
+    orders: Annotated[
+        int,
+        typer.Option(
+            min=1, help="Orders of the ranks to average over, since neighbours on a ring matter."
+        ),
+    ] = 1,
     warm_up: Annotated[
         int,
         typer.Option(min=0, help="Calls before each measured one, for formats that learn."),
@@ -125,6 +131,8 @@ def simulate(  # noqa: PLR0913  a command line has as many parameters as options
     they end with. Several seeds round the same gradients.
     """
     _check_modes(ablation, sweep, plot, chosen=bool(compressor or option))
+    if one_chunk and orders > 1:
+        raise typer.BadParameter("--orders permutes given ranks; --one-chunk draws them all alike")
     budgets = bits or (_SWEEP if sweep else [steps.BITS] if ablation else _BITS)
     try:
         topologies = [topology_registry.get(name)(kind=name) for name in topology]
@@ -135,7 +143,7 @@ def simulate(  # noqa: PLR0913  a command line has as many parameters as options
     except ConfigurationError as error:
         raise typer.BadParameter(str(error)) from error
     request = Request(gradients, tensor, world_size, entries, seed, resample, one_chunk)
-    effort = Effort(seeds, warm_up, hops and not (ablation or sweep))
+    effort = Effort(seeds, warm_up, hops and not (ablation or sweep), orders)
     try:
         world = request.world()
         progress = track(cases, "simulating", console=Console(stderr=True), transient=True)

@@ -1,6 +1,7 @@
 """A row of the report: one compressor on one topology, several seeds."""
 
 import statistics
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dynamiq.core.compressor import Compressor
@@ -8,7 +9,7 @@ from dynamiq.core.topology import Topology
 from dynamiq.simulation import figures
 from dynamiq.simulation.observed import Log
 from dynamiq.simulation.row import HopRow, Row
-from dynamiq.simulation.worlds import Attempt, World
+from dynamiq.simulation.worlds import Attempt, Trial, World
 
 
 @dataclass(frozen=True)
@@ -36,26 +37,22 @@ class Effort:
         seeds: Calls to average over, each with its own rounding.
         warm_up_calls: Calls before the one that is measured, for formats that learn from them.
         hops: Whether to measure what every hop adds, in the first of these calls.
+        orders: Orders of the ranks to average over, each with all seeds; the first is theirs.
     """
 
     seeds: int = 5
     warm_up_calls: int = 2
     hops: bool = True
+    orders: int = 1
 
 
 def measure(world: World, case: Case, effort: Effort) -> Row:
     """Simulate a case."""
-    trials = [
-        world.run(
-            case.compressor,
-            case.topology,
-            Attempt(seed, effort.warm_up_calls, watch=effort.hops and seed == 0),
-        )
-        for seed in range(effort.seeds)
-    ]
+    trials = [_try(world, case, effort, seed) for seed in range(effort.seeds)]
     target, log = world.target, trials[0].log
     errors = [trial.estimate - target.total for trial in trials]
     relative = [figures.relative(error, target) for error in errors]
+    means = [statistics.fmean(relative), *_in_other_orders(world, case, effort)]
     bias, bias_error = figures.bias(errors)
     predicted = getattr(log.encoding, "predicted_vnmse", None)
     return Row(
@@ -67,7 +64,7 @@ def measure(world: World, case: Case, effort: Effort) -> Row:
         one_chunk=world.one_chunk,
         bit_budget=case.bit_budget,
         seeds=effort.seeds,
-        vnmse=statistics.fmean(relative),
+        vnmse=statistics.fmean(means),
         vnmse_spread=statistics.pstdev(relative),
         bias=bias,
         bias_error=bias_error,
@@ -76,7 +73,23 @@ def measure(world: World, case: Case, effort: Effort) -> Row:
         bytes_per_rank=statistics.fmean(trial.bytes_per_rank for trial in trials),
         predicted_vnmse=None if predicted is None else float(predicted),
         hops=_hops(log, case, world.world_size) if effort.hops else (),
+        orders=effort.orders,
+        order_spread=statistics.pstdev(means) if len(means) > 1 else None,
     )
+
+
+def _try(world: World, case: Case, effort: Effort, seed: int, order: int = 0) -> Trial:
+    watch = effort.hops and seed == 0 and order == 0
+    attempt = Attempt(seed, effort.warm_up_calls, watch, order)
+    return world.run(case.compressor, case.topology, attempt)
+
+
+def _in_other_orders(world: World, case: Case, effort: Effort) -> Iterator[float]:
+    """Yield the mean error over seeds in each order of the ranks but their own."""
+    target = world.target
+    for order in range(1, effort.orders):
+        trials = (_try(world, case, effort, seed, order) for seed in range(effort.seeds))
+        yield statistics.fmean(figures.relative(t.estimate - target.total, target) for t in trials)
 
 
 def _hops(log: Log, case: Case, world_size: int) -> tuple[HopRow, ...]:

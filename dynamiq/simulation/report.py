@@ -76,13 +76,17 @@ def sweep(rows: Sequence[Row], limit: Mapping[float, float]) -> Group:
 
 def _table(rows: Sequence[Row]) -> Table:
     table = _new("compressor")
-    for column in (*_NUMBERS, *_SIZES):
+    with_orders = any(row.order_spread is not None for row in rows)
+    for column in (*_NUMBERS[:2], *(["± over\norders"] if with_orders else []), *_NUMBERS[2:]):
+        table.add_column(column, justify="right")
+    for column in _SIZES:
         table.add_column(column, justify="right")
     for row in rows:
         table.add_row(
             row.compressor,
             f"{row.vnmse:.2e}",
             f"{row.vnmse_spread:.0e}",
+            *([f"{row.order_spread or 0.0:.0e}"] if with_orders else []),
             _number(row.predicted_vnmse),
             _bias(row),
             f"{row.adam_error:.2e}",
@@ -132,6 +136,8 @@ def _new(first: str) -> Table:
 def _title(row: Row, topology: str) -> str:
     chunk = "in the chunk that stands for all" if row.one_chunk else "each"
     seeds = f"{row.seeds} seed" + ("s" if row.seeds > 1 else "")
+    if row.orders > 1:
+        seeds += f", {row.orders} orders of the ranks"
     return f"{topology}, {row.world_size} ranks, {row.entries} entries {chunk}, {seeds}"
 
 

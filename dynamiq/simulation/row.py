@@ -38,7 +38,7 @@ class Row:
         one_chunk: Whether one chunk stands for all.
         bit_budget: What was asked for; None for formats that have no budget.
         seeds: Of the rounding; the gradients are the same in all.
-        vnmse: Squared error of the sum over the squared sum, mean over seeds.
+        vnmse: Squared error of the sum over the squared sum, mean over seeds and orders.
         vnmse_spread: Standard deviation over seeds.
         bias: Share of the squared error that is the same for all seeds: the mean of ⟨e_s, e_t⟩
             over pairs of seeds, over the mean of ‖e_s‖². 0 for unbiased rounding, 1 if all seeds
@@ -54,6 +54,8 @@ class Row:
         predicted_vnmse: What the format expects of its own allocation, if it does, in the first
             seed's call (with ``one_chunk`` its first piece's).
         hops: By ranks summed, of the first seed's call; empty if not asked for.
+        orders: Of the ranks, each with all seeds. All figures but ``vnmse`` are the first one's.
+        order_spread: Standard deviation over orders of the mean over seeds; None for one order.
     """
 
     compressor: str
@@ -73,6 +75,8 @@ class Row:
     bytes_per_rank: float
     predicted_vnmse: float | None
     hops: tuple[HopRow, ...]
+    orders: int = 1
+    order_spread: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields, for JSON."""

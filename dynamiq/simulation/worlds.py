@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from dynamiq.core.compressor import Compressor
@@ -25,11 +26,13 @@ class Attempt:
         seed: Of the rounding.
         warm_up_calls: Calls with the same gradients before, if the format learns from them.
         watch: Whether to measure what messages lose.
+        order: Which order the ranks are in: 0 as they are, any other number a random one.
     """
 
     seed: int = 0
     warm_up_calls: int = 0
     watch: bool = False
+    order: int = 0
 
 
 @dataclass(frozen=True)
@@ -96,7 +99,7 @@ class AllChunks:
 
     def run(self, compressor: Compressor, topology: Topology, attempt: Attempt) -> Trial:
         """Run a call as it is; of the messages, those of a few chunks are watched."""
-        x, seed, states = self.gradients, attempt.seed, None
+        x, seed, states = self._in_order(attempt.order), attempt.seed, None
         earlier = attempt.warm_up_calls if compressor.stateful else 0
         for number in range(earlier):
             states = simulate(x, compressor, topology, Call(seed, number), states).states
@@ -108,3 +111,9 @@ class AllChunks:
             log.energy = sum(squares[at].sum().item() for at in log.places.values())
         sent = sum(ended.bytes_sent) / self.world_size
         return Trial(ended.result, ended.bits_per_entry, sent, log)
+
+    def _in_order(self, order: int) -> Tensor:
+        if order == 0:
+            return self.gradients
+        generator = torch.Generator().manual_seed(order)
+        return self.gradients[torch.randperm(self.world_size, generator=generator)]

@@ -137,6 +137,14 @@ def cases(monkeypatch):
     return measured
 
 
+def test_orders_are_asked_for(cases):
+    assert run(SAMPLE, "--orders", "4", "--compressor", "bf16").exit_code == 0
+    assert {effort.orders for _, effort in cases} == {4}
+    refused = run("synthetic:mixture", "--one-chunk", "--orders", "2")
+    assert refused.exit_code == 2
+    assert "--orders permutes given ranks" in " ".join(refused.stderr.replace("│", " ").split())
+
+
 def test_an_ablation_prints_every_step(cases):
     result = run(SAMPLE, "--ablation", "--topology", "ring")
     assert result.exit_code == 0, result.stderr

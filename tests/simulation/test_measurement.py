@@ -135,3 +135,19 @@ def test_one_chunk_is_measured_alike():
     assert sum(hop.added for hop in row.hops) == pytest.approx(row.vnmse, rel=0.25)
     assert row.bytes_per_rank == pytest.approx(2 * 5 * row.bits_per_entry * row.entries / 8)
     assert abs(row.bias) < 0.2
+
+
+def test_orders_of_the_ranks_are_averaged_over(x):
+    """Each as if the file had its ranks so; the first is the file's."""
+    case = Case("mine", STOCHASTIC, Ring(), 5.0)
+    row = measure(AllChunks(x), case, Effort(seeds=2, hops=False, orders=3))
+    alone = []
+    for order in range(3):
+        generator = torch.Generator().manual_seed(order)
+        ranks = torch.randperm(len(x), generator=generator) if order else torch.arange(len(x))
+        world = AllChunks(x[ranks].contiguous())
+        alone.append(measure(world, case, Effort(seeds=2, hops=False)).vnmse)
+    assert row.orders == 3
+    assert len(set(alone)) == 3
+    assert row.vnmse == pytest.approx(statistics.fmean(alone), rel=1e-6)
+    assert row.order_spread == pytest.approx(statistics.pstdev(alone), rel=1e-6)

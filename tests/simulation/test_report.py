@@ -51,6 +51,11 @@ class TestSummary:
         assert "butterfly, 8 ranks, 1000 entries each, 1 seed" in text
         assert "hops of" not in text
 
+    def test_orders_of_the_ranks_have_a_spread_of_their_own(self):
+        text = printed(report.summary([replace(ROW, orders=4, order_spread=7.8e-4)]))
+        assert "3 seeds, 4 orders of the ranks" in text
+        assert cells(text, "paper")[0][:3] == ["1.23e-03", "6e-05", "8e-04"]
+
     def test_one_chunk_is_said_to_be_one(self):
         text = printed(report.summary([replace(ROW, one_chunk=True)]))
         assert "1000 entries in the chunk that stands for all" in text
