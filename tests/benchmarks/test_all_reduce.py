@@ -8,7 +8,15 @@ Four ranks in one thread over a butterfly; divide by four for one rank.
 import pytest
 import torch
 
-from dynamiq import Butterfly, DynamiQCompressor, Uncompressed, measure_error
+from dynamiq import (
+    Butterfly,
+    DynamiQCompressor,
+    MXCompressor,
+    OmniReduceCompressor,
+    THCCompressor,
+    Uncompressed,
+    measure_error,
+)
 
 RANKS, ENTRIES = 4, 1 << 20
 GRADIENTS = torch.randn(RANKS, ENTRIES, generator=torch.Generator().manual_seed(0))
@@ -17,6 +25,15 @@ COMPRESSORS = {
     "bf16": Uncompressed("bf16"),
     "dynamiq-stochastic": DynamiQCompressor.paper(5, rounding="stochastic"),
     "dynamiq-correlated": DynamiQCompressor.paper(5, rounding="correlated"),
+    "dynamiq": DynamiQCompressor(bit_budget=4),
+    "dynamiq-local": DynamiQCompressor.local(4),
+    "mxfp8": MXCompressor("mxfp8_e4m3"),
+    "mxfp6": MXCompressor("mxfp6_e3m2"),
+    "mxfp4": MXCompressor("mxfp4_e2m1"),
+    "thc": THCCompressor.uniform(),
+    "thc-table": THCCompressor.table(),
+    "omnireduce": OmniReduceCompressor(),
+    "omnireduce-topk": OmniReduceCompressor(mode="topk", bit_budget=5),
 }
 
 
