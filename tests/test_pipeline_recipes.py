@@ -3,7 +3,17 @@
 import pytest
 import torch
 
-from dynamiq import Butterfly, Call, DynamiQCompressor, Ring, State, Uncompressed
+from dynamiq import (
+    Butterfly,
+    Call,
+    DynamiQCompressor,
+    ErrorFeedback,
+    InputError,
+    Ring,
+    State,
+    THCCompressor,
+    Uncompressed,
+)
 from dynamiq.core.metrics import simulate
 from tests.integrations.worlds import rank_of, run_world, same
 
@@ -92,3 +102,29 @@ def test_a_call_that_is_not_finite_teaches_nothing(gradients, recipe):
     for results in outcomes:
         assert results[1].isnan().sum() == 256
         assert same([results[2]], third.result)
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        ErrorFeedback(DynamiQCompressor.paper(5, rounding="nearest")),
+        THCCompressor.uniform(error_feedback=True),
+    ],
+    ids=lambda recipe: recipe.kind,
+)
+def test_a_key_for_another_size_is_refused_before_anything_is_sent(gradients, recipe):
+    """And the pipeline goes on: all ranks are told alike."""
+
+    def use(pipeline):
+        x = gradients[rank_of(pipeline), :20_000].clone()
+        pipeline.all_reduce(x.clone(), key="bucket")
+        with pytest.raises(
+            InputError, match=r"9000 entries came with the key 'bucket'.* 20000"
+        ):
+            pipeline.all_reduce(x[:9000].clone(), key="bucket")
+        pipeline.all_reduce(x[:9000].clone(), key="other")
+        pipeline.all_reduce(x, key="bucket")
+        return x.sum().item()
+
+    results = run_world(use, 2, compressor=recipe, min_numel=0)
+    assert results[0] == results[1]

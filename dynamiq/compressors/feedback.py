@@ -77,6 +77,11 @@ class ErrorFeedback(Compressor):
             )
         return compressor
 
+    @property
+    def fixes_numel(self) -> bool:
+        """Errors belong to entries."""
+        return True
+
     def unit(self, numel: int, world_size: int) -> int:
         """The inner format's."""
         return self.compressor.unit(numel, world_size)

@@ -5,6 +5,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from dynamiq.compressors.supergroups import Supergroups
 from dynamiq.core import randomness
 from dynamiq.core.arithmetic import split_divisor
 from dynamiq.core.compressor import Compressor, State, Statistics
@@ -53,7 +54,8 @@ class MXCompressor(Compressor):
     unbiased while scales are its own; nearest rounding is not, nor is "floor" where it saturates.
 
     Scales for all hops at once ("shared") come from the largest magnitude of each block over all
-    ranks, a statistic of one bfloat16 per block, rounded up: half a bit more per entry. They leave
+    ranks, a statistic of one bfloat16 per block, rounded up: half a bit more per entry, or a bit in
+    a reduce-scatter, where statistics cross twice, too. They leave
     head-room: n times that magnitude, divided by μ from 1 to n, becomes the largest element. μ is
     halved after a call in which more than 0.001 % of some rank's entries came to the largest
     element, and else grows twofold in 1000 calls (FP8-LM, arXiv 2310.18313, section 2.1). In a
@@ -102,8 +104,8 @@ class MXCompressor(Compressor):
         """Return the largest magnitude of every block, and this rank's saturated share."""
         if self.scale_scope == "per_hop":
             return None
-        own = layout.pad(x, torch.float32).view(-1, BLOCK).abs_().amax(1)
-        own /= divisors(call)[0]
+        every = layout.pad(x, torch.float32).view(-1, BLOCKS, BLOCK).abs_().amax(2)
+        own = every[Supergroups.of(layout, x.device).real].view(-1) / divisors(call)[0]
         saturated = state.private.get(SATURATED, own.new_zeros(()))
         values = rounded_up_to_bfloat16(torch.cat([own, saturated.view(1)]))
         return Statistics(values, "max", "bf16")  # exact, for these are bfloat16 numbers
@@ -120,7 +122,11 @@ class MXCompressor(Compressor):
         quantizer = Quantizer(ELEMENTS[self.format], self.scale_rule, self.rounding)
         if statistics is None:
             return MXEncoding(layout, call, quantizer)
-        shared = SharedScales(statistics, quantizer, schedule.world_size, state)
+        supergroups = Supergroups.of(layout, statistics.device)
+        largest = statistics.new_zeros(len(supergroups.counts), BLOCKS)
+        largest[supergroups.real] = statistics[:-1].view(-1, BLOCKS)
+        maxima = torch.cat([largest.view(-1), statistics[-1:]])
+        shared = SharedScales(maxima, quantizer, schedule.world_size, state)
         return MXEncoding(layout, call, quantizer, shared)
 
     def next_state(self, encoding: "MXEncoding", work: Tensor) -> State:

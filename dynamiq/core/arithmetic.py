@@ -22,6 +22,17 @@ def split_divisor(divisor: int) -> tuple[float, float]:
     return first, divisor / first
 
 
+def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return x in a narrower dtype, each value rounded once, or x itself if it is in that dtype.
+
+    NaN becomes the dtype's usual one: torch's own casts leave other bits where they are vectorised.
+    """
+    if x.dtype == dtype:
+        return x
+    narrow = x.to(dtype)
+    return narrow.masked_fill_(narrow.isnan(), torch.nan)
+
+
 def tree_sum(x: Tensor) -> Tensor:
     """Sum the last dimension over a binary tree: the second half is added to the first, and so on.
 

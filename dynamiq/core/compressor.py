@@ -35,7 +35,7 @@ class Statistics:
             is what any rank says. With "max" "bf16" is not exact.
 
     Raises:
-        ConfigurationError: Bits, which have no sum.
+        ConfigurationError: Another reduction or format, or the sum of bits.
     """
 
     values: Tensor
@@ -43,7 +43,12 @@ class Statistics:
     format: Literal["bf16", "fp32", "bit"] = "fp32"
 
     def __post_init__(self) -> None:
-        """Refuse what one bit cannot hold."""
+        """Refuse what cannot be sent."""
+        if self.reduction not in ("sum", "max") or self.format not in ("bf16", "fp32", "bit"):
+            raise ConfigurationError(
+                f"statistics are reduced by sum or max, as bf16, fp32 or bit; got "
+                f"{self.reduction!r}, {self.format!r}"
+            )
         if self.format == "bit" and self.reduction != "max":
             raise ConfigurationError(
                 f'statistics of one bit each have no {self.reduction}; use reduction="max", or '
@@ -185,6 +190,11 @@ class Compressor(Description, ABC):
     def needs_key(self) -> bool:
         """Whether calls without a key, which begin without state, would be wrong."""
         return self.stateful
+
+    @property
+    def fixes_numel(self) -> bool:
+        """Whether all calls with a key must have as many entries as the first one."""
+        return False
 
     def next_state(self, encoding: Any, work: Any) -> State:
         """Return the state after a call; a non-finite call returns the state it began with.

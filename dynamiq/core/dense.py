@@ -9,7 +9,7 @@ from abc import abstractmethod
 import torch
 from torch import Tensor
 
-from dynamiq.core.arithmetic import divide
+from dynamiq.core.arithmetic import divide, rounded
 from dynamiq.core.compressor import Encoding
 from dynamiq.core.layout import Layout
 from dynamiq.core.message import Call, Message
@@ -42,6 +42,7 @@ class PaddedEncoding(Encoding[Tensor]):
         if self.call.divisor > 1 and limit < torch.finfo(result.dtype).max:
             # A mean lies within the dtype's range; its rounded value may not.
             result = torch.where(result.isfinite(), result.clamp(-limit, limit), result)
+        result = rounded(result, out.dtype)
         if chunk is None:
             self.layout.unpad(result, out)
         else:

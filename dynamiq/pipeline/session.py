@@ -46,6 +46,7 @@ class Session:
         self._calls = 0
         self._verifiable = 0
         self._states: dict[str, State] = {}
+        self._numels: dict[str, int] = {}
 
     def connect(self) -> Schedule:
         """Join the group once and check that all ranks have the same settings."""
@@ -65,7 +66,8 @@ class Session:
         """Start a checked request.
 
         Raises:
-            InputError: The compressor depends on state and the request has no key.
+            InputError: The compressor depends on state and the request has no key, or one under
+                which it keeps what belongs to a tensor of another size.
         """
         schedule = self.connect()
         if background and request.tensor.is_inference():
@@ -82,6 +84,8 @@ class Session:
                 f"{compressor.kind} carries state from call to call; name the tensor with key=..., "
                 f"so that its state is not mixed with another tensor's"
             )
+        if compressor.fixes_numel and request.key is not None:
+            self._check_numel(request.key, request.tensor.numel())
         collective = self._collective(request, compressor, schedule)
         verification = self._verification(request, schedule) if skip is None else None
         key = request.key if compressor.stateful else None
@@ -120,6 +124,15 @@ class Session:
         self.executor.close()
         if self._schedule is not None:  # or else it may be another pipeline's
             self.transport.close()
+
+    def _check_numel(self, key: str, numel: int) -> None:
+        known = self._numels.setdefault(key, numel)
+        if numel != known:
+            raise InputError(
+                f"a tensor of {numel} entries came with the key {key!r}, under which "
+                f"{self.settings.compressor.kind} keeps what belongs to {known} entries; give "
+                f"tensors of different sizes different keys"
+            )
 
     def _skip_reason(self, request: Request) -> str | None:
         """Return why a request travels uncompressed; the same on all ranks."""

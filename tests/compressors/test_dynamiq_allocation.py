@@ -40,7 +40,7 @@ def steps_of(worth, nbytes, transfers=(1,)):
     """Return steps; worth by class and width, or for all rows and classes alike."""
     worth = torch.tensor(worth, dtype=torch.float64)
     if worth.dim() == 1:
-        worth = worth.expand(len(transfers), -1)
+        worth = worth.expand(len(transfers), -1).contiguous()
     costs = [nbytes[0], *(b - a for a, b in pairwise(nbytes))]
     return Steps(worth[:, :, None], torch.tensor(costs), torch.tensor(transfers))
 

@@ -305,3 +305,32 @@ def test_predicted_error_with_the_shipped_table(gradients, recipe, least, bits, 
     assert not last.encoding.past.memory.shapes.any()
     measured = vnmse(last.result, gradients.double().sum(0))
     assert least < last.encoding.predicted_vnmse / measured < 1.3
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1])
+@pytest.mark.parametrize("recipe", ["rotated", "local"])
+def test_a_sparse_call_leaves_room_for_dense_ones(recipe, share):
+    """A layer without a gradient for a step: what it could not use belongs to the next calls."""
+    x = alike([0.3])
+    compressor = getattr(Watched, recipe)(5.0)
+    usual = runs(x, compressor, "ring", 2)
+    sparse = x.view(len(x), -1, 256).clone()
+    sparse[:, int(share * sparse.shape[1]) :] = 0.0
+
+    before = run(sparse.view(len(x), -1), compressor, "ring", Call(0, 2), usual.states)
+    after = run(x, compressor, "ring", Call(0, 3), before.states)
+
+    exact = x.double().sum(0)
+    assert vnmse(after.result, exact) < 2 * vnmse(usual.result, exact)
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["all-reduce first", "reduce-scatter first"])
+def test_a_key_may_be_used_for_both_collectives(first):
+    """A reduce-scatter sends one class of messages less; with one width, tiles are as large."""
+    x = alike([0.3])
+    compressor = Watched(bit_budget=5.0, widths=(4,))
+    states = None
+    for number, gather in enumerate([first, not first, first]):
+        last = run(x, compressor, "ring", Call(0, number, gather=gather), states)
+        states = last.states
+        assert vnmse(last.result, x.double().sum(0)) < 0.1

@@ -220,3 +220,12 @@ def test_real_gradients(gradients):
     ]
     assert errors == sorted(errors)
     assert 1e-3 < errors[0] < 6e-3
+
+
+@pytest.mark.parametrize("bounds", [(0, 2048, 4096, 6144, 8192), (0, 0, 8192, 8192, 8192)])
+def test_shared_maxima_are_those_of_blocks_with_entries(bounds):
+    """However uneven the slices are: 2 bytes of statistics for each block, twice across."""
+    x = sample(4, 8192)
+    plain = MXCompressor("mxfp8_e4m3", scale_rule="ceil")
+    sent = [sum(reduce_scatter(c, Ring(), x, bounds).bytes_sent) for c in (SHARED, plain)]
+    assert 0 <= sent[0] - sent[1] - 2 * 3 * 2 * 8192 // 32 <= 100

@@ -370,6 +370,18 @@ def output_may_be_narrow(compressor: Compressor, topology: Topology) -> None:
         assert torch.equal(narrow, wide.to(dtype))
 
 
+def every_nan_has_the_same_bits(compressor: Compressor, topology: Topology) -> None:
+    """A narrow result's NaN is torch's own, whatever a machine's vector units make of casts."""
+    for dtype, bits in ((torch.bfloat16, 0x7FC0), (torch.float16, 0x7E00)):
+        for numel in (33, 600):
+            x = sample(numel=numel)
+            x[1, 0] = nan
+            out = all_reduce(compressor, topology, x, out_dtype=dtype).outs[0]
+            found = out[out.isnan()].view(torch.int16)
+            assert found.numel()
+            assert (found == bits).all()
+
+
 def input_may_be_the_output(compressor: Compressor, topology: Topology) -> None:
     """In place, the same bits."""
     x = sample()
@@ -411,6 +423,7 @@ LAWS: tuple[Callable[[Compressor, Topology], None], ...] = (
     one_rank_gets_its_own_bits_back,
     input_may_be_narrow_or_strided,
     output_may_be_narrow,
+    every_nan_has_the_same_bits,
     input_may_be_the_output,
     a_mean_is_as_good_as_a_sum,
     every_rank_gets_its_slice,

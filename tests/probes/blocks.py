@@ -5,6 +5,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from dynamiq.core.arithmetic import rounded
 from dynamiq.core.compressor import Compressor, Encoding, State, Statistics
 from dynamiq.core.layout import Layout
 from dynamiq.core.message import Call, Message
@@ -72,7 +73,7 @@ class NonZeroBlocksEncoding(Encoding[Tensor]):
         work[message.chunk].index_add_(0, here, self._read(payload))
 
     def store(self, work: Tensor, out: Tensor, chunk: int | None = None) -> None:
-        values = (work / self.call.divisor).flatten(1)
+        values = rounded((work / self.call.divisor).flatten(1), out.dtype)
         if chunk is None:
             self.layout.unpad(values, out)
         else:

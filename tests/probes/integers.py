@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from dynamiq.core import randomness
+from dynamiq.core.arithmetic import rounded
 from dynamiq.core.compressor import Compressor, Encoding, State, Statistics
 from dynamiq.core.layout import Layout
 from dynamiq.core.message import Call, Message
@@ -104,10 +105,10 @@ class RotatedIntegersEncoding(Encoding[Tensor]):
 
     def store(self, work: Tensor, out: Tensor, chunk: int | None = None) -> None:
         if chunk is not None:
-            out.copy_(self._values(work, chunk))
+            out.copy_(rounded(self._values(work, chunk), out.dtype))
             return
         for i, (start, stop) in enumerate(self.parts):
-            out[start:stop] = self._values(work, i)
+            out[start:stop] = rounded(self._values(work, i), out.dtype)
 
     def _values(self, work: Tensor, i: int) -> Tensor:
         start, stop = self.parts[i]

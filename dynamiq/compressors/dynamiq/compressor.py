@@ -10,12 +10,13 @@ from torch import Tensor
 
 from dynamiq.compressors.dynamiq.decision import Problem
 from dynamiq.compressors.dynamiq.encoding import DynamiQEncoding, Work
-from dynamiq.compressors.dynamiq.geometry import Capacities, Supergroups
+from dynamiq.compressors.dynamiq.geometry import Capacities
 from dynamiq.compressors.dynamiq.hops import HopModel
 from dynamiq.compressors.dynamiq.memory import LEAST_OBSERVED, OBSERVATIONS, Memory, Past, Slice
 from dynamiq.compressors.dynamiq.order import Deal
 from dynamiq.compressors.dynamiq.quantizers import LEVELLED_BELOW, exponential_levels
 from dynamiq.compressors.dynamiq.spectrum import Spectrum
+from dynamiq.compressors.supergroups import Supergroups
 from dynamiq.core.compressor import Compressor, State, Statistics
 from dynamiq.core.errors import ConfigurationError
 from dynamiq.core.layout import Layout

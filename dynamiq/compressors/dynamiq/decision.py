@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 _OCTAVES = 24
 """Energies within a tile before anything is known: from 1 to 2^-24, as many rows to each octave."""
+_EVEN = 2
+"""Tiles begin at even addresses."""
 _UNIT = 2.0**50
 """Energies are summed as integers where the order of the sum must not matter."""
 
@@ -66,9 +68,12 @@ class Problem:
         # Rows without energy may have some in the next call, and need room for the narrowest width.
         idle = (rows - (weights > 0).sum(1)) * least
         room = (mean - idle) * steps.transfers.sum()
-        totals = (fill(weights, room[:, None], steps, shared=True) * steps.bytes).sum(2) + idle[
-            :, None
-        ]
+        totals = (fill(weights, room[:, None], steps, shared=True) * steps.bytes).sum(2)
+        totals = totals + idle[:, None]
+        # What rows with energy have no use for is there for those that have none yet.
+        left = mean * steps.transfers.sum() - (totals * steps.transfers).sum(1)
+        totals = totals + (left // steps.transfers.sum() // _EVEN * _EVEN)[:, None]
+        totals = torch.minimum(totals, rows[:, None] * self.widths.bytes[-1])
         totals = torch.maximum(totals // grain * grain, rows[:, None] * least)
         return tuple(tuple(row) for row in totals.tolist())
 
@@ -84,20 +89,23 @@ def _steps(problem: Problem, alike: tuple[tuple[float, float], ...], device: tor
     """
     if problem.compressor.hop_aware:
         bands = [joint_worth(problem.model, problem.widths, *band) for band in alike]
-        of_rows = bands_of(problem.deal.size, torch.device("cpu"))
-        worth = torch.stack(bands, dim=2)[:, :, of_rows]
+        worth = torch.stack(bands, dim=2)
         transfers = [c.transfers for c in problem.model.classes[: problem.model.sent]]
     else:
         if problem.compressor.allocation == "thresholds":
             flat = torch.tensor([separable_worth(problem.widths)], dtype=torch.float64)
         else:
             flat = uniform_worth(problem.model, problem.widths, *alike[0])
-        worth = flat[:, :, None].expand(-1, -1, problem.deal.size)
+        worth = flat[:, :, None].expand(-1, -1, BANDS)
         transfers = [1]
     sizes = problem.widths.bytes
     costs = [sizes[0], *(b - a for a, b in pairwise(sizes))]
-    tables = (worth.contiguous(), torch.tensor(costs), torch.tensor(transfers))
-    return Steps(*(table.to(device) for table in tables))
+    return Steps(
+        worth.contiguous().to(device),
+        torch.tensor(costs).to(device),
+        torch.tensor(transfers).to(device),
+        bands_of(problem.deal.size, device),
+    )
 
 
 @lru_cache(maxsize=64)
@@ -143,7 +151,8 @@ class Decision:
         # Sorted by eight bits; what is left unsorted within them is too little to matter.
         self._energy = self._summed(places).cummin(1).values
         self._tempering = self._tempering_of(places)
-        self.totals = memory.totals_for(problem.capacities) or first_totals(problem)
+        known = memory.totals_for(problem.capacities, problem.model.sent)
+        self.totals = known or first_totals(problem)
         alike = memory.alike(problem.compressor.quantizer)
         steps = _steps(problem, alike, self.units.device)
         room = _room(self.totals, len(steps.transfers), self.units.device)

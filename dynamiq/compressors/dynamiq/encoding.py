@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from dynamiq.compressors.dynamiq.decision import Decision, Problem
-from dynamiq.compressors.dynamiq.geometry import Supergroups
 from dynamiq.compressors.dynamiq.memory import Past
 from dynamiq.compressors.dynamiq.spectrum import Spectrum
+from dynamiq.compressors.supergroups import Supergroups
 from dynamiq.core import randomness
+from dynamiq.core.arithmetic import rounded
 from dynamiq.core.compressor import Encoding
 from dynamiq.core.layout import Layout
 from dynamiq.core.message import Call, Message
@@ -200,7 +201,7 @@ class DynamiQEncoding(Encoding[Work]):
                 units = self.decision.units[c, tiles.start : tiles.stop]
                 ops.store(work.values(c, tiles), units, result)
         if target is not out:
-            out.copy_(target)
+            out.copy_(rounded(target, out.dtype))
         work.stored = out
 
     def _finished(self, work: Work, chunk: int | None) -> Tensor:

@@ -13,37 +13,10 @@ import torch
 from torch import Tensor
 
 from dynamiq.compressors.dynamiq.order import Deal
-from dynamiq.core.layout import Layout
 from dynamiq.kernels.supergroups.wire import ALIGNMENT
 
 _AMPLE_BYTES = 4096
 """Where a tile has so many to give away, less than a multiple of ALIGNMENT is no loss."""
-
-
-@dataclass(frozen=True)
-class Supergroups:
-    """The supergroups of a layout.
-
-    Attributes:
-        slices: int64[n + 1], see :meth:`dynamiq.core.layout.Layout.slice_offsets`.
-        counts: int64[n * p], true entries of each supergroup.
-        real: Which supergroups have any: int64[units], or a slice if those are the first ones.
-        units: How many these are.
-    """
-
-    slices: Tensor
-    counts: Tensor
-    real: Tensor | slice
-    units: int
-
-    @classmethod
-    @lru_cache(maxsize=64)
-    def of(cls, layout: Layout, device: torch.device) -> "Supergroups":
-        """Return the supergroups of a layout."""
-        counts = layout.true_entries()
-        found = counts.nonzero()[:, 0]
-        real = slice(len(found)) if layout.bounds is None else found.to(device)
-        return cls(layout.slice_offsets().to(device), counts.to(device), real, len(found))
 
 
 @dataclass(frozen=True)

@@ -113,9 +113,13 @@ class Memory:
             for rho, peak in zip(self.correlation.tolist(), pi.tolist(), strict=True)
         )
 
-    def totals_for(self, capacities: Capacities) -> tuple[tuple[int, ...], ...]:
-        """Return the totals if they were decided for such tiles, or else ()."""
-        return self.totals if self.full == capacities.full else ()
+    def totals_for(self, capacities: Capacities, classes: int) -> tuple[tuple[int, ...], ...]:
+        """Return the totals if they were decided for such tiles and so many classes, or else ().
+
+        A reduce-scatter has a class less than an all-reduce under the same key.
+        """
+        alike = self.full == capacities.full and all(len(row) == classes for row in self.totals)
+        return self.totals if alike else ()
 
     def learned(self, observed: Tensor, world_size: int) -> "Memory":
         """Return what is known with the sums over ranks of what they measured.

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dynamiq.compressors.dynamiq.geometry import Supergroups
+from dynamiq.compressors.supergroups import Supergroups
 from dynamiq.core.arithmetic import divide
 from dynamiq.core.layout import Layout
 from dynamiq.core.message import Call

@@ -7,9 +7,9 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from dynamiq.compressors.dynamiq.geometry import Supergroups
 from dynamiq.compressors.omnireduce.encoding import OmniReduceEncoding
 from dynamiq.compressors.omnireduce.union import BLOCK, Union
+from dynamiq.compressors.supergroups import Supergroups
 from dynamiq.core.compressor import Compressor, State, Statistics
 from dynamiq.core.errors import ConfigurationError
 from dynamiq.core.layout import Layout

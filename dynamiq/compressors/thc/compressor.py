@@ -149,6 +149,11 @@ class THCCompressor(Compressor):
         """Whether a call adds what the one before has lost."""
         return self.error_feedback
 
+    @property
+    def fixes_numel(self) -> bool:
+        """With error feedback, losses belong to entries."""
+        return self.error_feedback
+
     def next_state(self, encoding: THCEncoding, work: Work) -> State:
         """Return what this rank's integers have lost; after a non-finite call, the state before."""
         if work.residual is None:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from dynamiq.compressors.thc.geometry import Geometry, Part
 from dynamiq.core import randomness
+from dynamiq.core.arithmetic import rounded
 from dynamiq.core.compressor import Encoding, State
 from dynamiq.core.errors import InputError
 from dynamiq.core.layout import Layout
@@ -156,7 +157,7 @@ class THCEncoding(Encoding[Work]):
             here = target[part.start - begin : part.stop - begin]
             ops.dequantize(self._codes(codes, part), blocks, finish, here)
         if target is not out:
-            out.copy_(target)
+            out.copy_(rounded(target, out.dtype))
 
     def _lost(self, entries: Tensor, codes: Tensor) -> Tensor:
         """Return float32[d]: entries less what this rank's integers stand for.

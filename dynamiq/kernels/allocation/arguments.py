@@ -10,6 +10,7 @@ class Fill(ctypes.Structure):
     _fields_ = (
         ("weights", c_void_p),
         ("worth", c_void_p),
+        ("bands", c_void_p),
         ("costs", c_void_p),
         ("room", c_void_p),
         ("prices", c_void_p),
@@ -18,5 +19,6 @@ class Fill(ctypes.Structure):
         ("classes", c_int64),
         ("steps", c_int64),
         ("rows", c_int64),
+        ("band_count", c_int64),
         ("is_shared", c_int64),
     )

@@ -37,24 +37,23 @@ def fill(weights: Tensor, room: Tensor, steps: Steps, *, shared: bool) -> Tensor
         InputError: Shapes, dtypes or devices do not fit together.
     """
     deals, rows = weights.shape
-    classes, count, _ = steps.worth.shape
-    worth = steps.worth.expand(-1, -1, rows).contiguous()
-    room = room.contiguous()
-    _check(weights, room, Steps(worth, steps.bytes, steps.transfers), shared=shared)
+    classes, count, band_count = steps.worth.shape
+    weights, room = weights.contiguous(), room.contiguous()
+    _check(weights, room, steps, shared=shared)
     run = find_build("allocation", None, weights.device)
     if run is None:
         return reference.fill(weights, room, steps, shared=shared)
-    weights = weights.contiguous()
     prices = weights.new_empty(deals, classes, count, rows)
     cuts = torch.empty(deals, classes, count, dtype=torch.int64, device=weights.device)
     more = torch.empty_like(cuts)
     times = steps.transfers if shared else torch.ones_like(steps.transfers)
     costs = times[:, None] * steps.bytes
-    tensors = (weights, worth, costs, room, prices, more, cuts)
+    bands = room.new_zeros(rows) if steps.bands is None else steps.bands
+    tensors = (weights, steps.worth, bands, costs, room, prices, more, cuts)
     places = [tensor.data_ptr() for tensor in tensors]
     run(
         "fill",
-        arguments.Fill(*places, classes, count, rows, shared),
+        arguments.Fill(*places, classes, count, rows, band_count, shared),
         deals if shared else deals * classes,
     )
     return cuts
@@ -62,11 +61,17 @@ def fill(weights: Tensor, room: Tensor, steps: Steps, *, shared: bool) -> Tensor
 
 def _check(weights: Tensor, room: Tensor, steps: Steps, *, shared: bool) -> None:
     device = weights.device
-    check_memory("weights", weights.contiguous(), (torch.float64,), device)
+    check_memory("weights", weights, (torch.float64,), device)
     check_memory("worth", steps.worth, (torch.float64,), device)
-    for name, tensor in (("room", room), ("bytes", steps.bytes), ("transfers", steps.transfers)):
+    integers = {"room": room, "bytes": steps.bytes, "transfers": steps.transfers}
+    if steps.bands is not None:
+        integers["bands"] = steps.bands
+    for name, tensor in integers.items():
         check_memory(name, tensor, (torch.int64,), device)
-    classes, count, _ = steps.worth.shape
+    classes, count, band_count = steps.worth.shape
+    rows = weights.shape[1]
+    if band_count != 1 if steps.bands is None else steps.bands.shape != (rows,):
+        raise InputError(f"worth has {band_count} bands, and {rows} rows need as many band numbers")
     expected = (len(weights), 1 if shared else classes)
     if room.shape != expected or len(steps.bytes) != count or len(steps.transfers) != classes:
         raise InputError(

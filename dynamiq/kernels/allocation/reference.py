@@ -64,7 +64,10 @@ class _Market:
     @classmethod
     def of(cls, weights: Tensor, steps: Steps, *, shared: bool) -> "_Market":
         # Widths do not increase from row to row.
-        pays = (weights[:, None, None] / steps.worth[:, 1:]).cummin(3).values
+        worth = steps.worth[:, 1:]
+        if steps.bands is not None:
+            worth = worth[:, :, steps.bands]
+        pays = (weights[:, None, None] / worth).cummin(3).values
         times = steps.transfers[:, None] if shared else torch.ones_like(steps.transfers)[:, None]
         costs = steps.bytes * times
         first = costs[:, 0].sum().view(1) if shared else costs[:, 0]

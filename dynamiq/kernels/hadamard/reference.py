@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dynamiq.core import randomness
-from dynamiq.core.arithmetic import divide, tree_sum
+from dynamiq.core.arithmetic import divide, rounded, tree_sum
 from dynamiq.kernels.hadamard.operands import (
     LOG_UNIT,
     UNIT,
@@ -67,7 +67,7 @@ def dequantize(codes: Tensor, blocks: Blocks, finish: Finish, out: Tensor) -> No
     x = divide(x, finish.divisor) * _each(blocks.factor, blocks)
     x = x.clamp_(-finish.limit, finish.limit)
     x = torch.where(x.isnan(), torch.nan, x)
-    out.copy_(x.view(-1)[: out.numel()])
+    out.copy_(rounded(x.view(-1)[: out.numel()], out.dtype))
 
 
 def pack(codes: Tensor, bits: int, out: Tensor) -> None:

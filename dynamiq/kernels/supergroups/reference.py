@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dynamiq.core import randomness
-from dynamiq.core.arithmetic import divide, tree_sum
+from dynamiq.core.arithmetic import divide, rounded, tree_sum
 from dynamiq.core.randomness import Stream
 from dynamiq.kernels.supergroups.operands import Bucket, Result, Values
 from dynamiq.kernels.supergroups.quantization import dequantize, private_key, quantize
@@ -203,7 +203,7 @@ def _write(result: Result, units: Tensor, sums: Tensor) -> None:
     x = (x / result.factor[units, None]).clamp_(-result.limit, result.limit)
     x = _canonical(x)
     index, there = _entries(result.bucket, units)
-    result.bucket.entries[index[there]] = x[there].to(result.bucket.entries.dtype)
+    result.bucket.entries[index[there]] = rounded(x[there], result.bucket.entries.dtype)
 
 
 def _canonical(x: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """Every build of ``fill`` gives the reference's cuts."""
 
 import ctypes
+from dataclasses import replace
 
 import pytest
 import torch
@@ -21,8 +22,9 @@ def several(draw, shared):
     deals, rows = draw(st.integers(1, 3)), weights.shape[1]
     scale = torch.tensor([[2.0 ** (40 * i)] for i in range(deals)], dtype=torch.float64)
     generator = torch.Generator().manual_seed(draw(st.integers(0, 9)))
-    wobble = 1 + torch.rand(rows, generator=generator, dtype=torch.float64)
-    steps = Steps(steps.worth * wobble, steps.bytes, steps.transfers)
+    wobble = 1 + torch.rand(5, generator=generator, dtype=torch.float64)
+    bands = torch.randint(5, (rows,), generator=generator)
+    steps = Steps(steps.worth * wobble, steps.bytes, steps.transfers, bands)
     return weights * scale, room + torch.arange(deals)[:, None] * 333, steps
 
 
@@ -76,6 +78,10 @@ def problem():
         (
             lambda w, r, s: (w, r, Steps(s.worth, s.bytes[:2], s.transfers)),
             "3 bytes .* got .* 2 and 1",
+        ),
+        (
+            lambda w, r, s: (w, r, replace(s, bands=torch.zeros(2).long())),
+            "1 bands, and 3 rows need as many band numbers",
         ),
     ],
 )

@@ -3,13 +3,14 @@
 
 struct Arguments {
     const double* weights;  // [deals, rows], the last ones 0
-    const double* worth;    // [classes, steps, rows]
+    const double* worth;    // [classes, steps, bands]
+    const int64_t* bands;   // [rows], the band of each
     const int64_t* costs;   // [classes, steps]
     const int64_t* room;    // [deals, 1] if classes share it, or [deals, classes]
     double* prices;         // [deals, classes, steps, rows], memory to work in
     int64_t* more;          // [deals, classes, steps], memory to work in
     int64_t* cuts;          // [deals, classes, steps]
-    int64_t classes, steps, rows;
+    int64_t classes, steps, rows, band_count;
     int64_t is_shared;
 };
 
@@ -58,14 +59,16 @@ struct Market {
     }
 };
 
-INLINE void write_prices(const Market& m, const double* weights, const double* worth) {
+INLINE void write_prices(const Market& m, const Arguments& a, int64_t deal, int64_t first) {
+    const double* weights = a.weights + deal * m.rows;
     FOR_EACH_PART(i, m.lists) {
+        const double* worth = a.worth + (first + i) * a.band_count;
         double* ascending = m.list(i);
         double least = 0;
         for (int64_t row = 0; row < m.rows; ++row) {
             // The first step is taken at any price.
             bool is_first = i % m.steps == 0, is_live = weights[row] > 0;
-            double pays = weights[row] / worth[i * m.rows + row];
+            double pays = weights[row] / worth[a.bands[row]];
             if (is_first) pays = is_live ? double_of_bits(INFINITE_PRICE) : 0;
             // Widths do not increase from row to row.
             least = row && !(pays < least) ? least : pays;
@@ -115,7 +118,7 @@ INLINE void fill_at(const Arguments& a, int64_t index, const Ahead&) {
     int64_t from = deal * a.classes * a.steps + first, room = a.room[index];
     Market m = {a.steps, a.rows, a.is_shared ? a.classes * a.steps : a.steps, a.costs + first,
                 a.prices + from * a.rows};
-    write_prices(m, a.weights + deal * a.rows, a.worth + first * a.rows);
+    write_prices(m, a, deal, first);
     int64_t low = LEAST_PRICE, high = GREATEST_PRICE;
     for (int round = 0; round < 5; ++round) {
         // Of eight prices, those that ask for too much are the first ones; the last is none of them.
