@@ -14,7 +14,10 @@ from dynamiq.core.registry import AnyCompressor, AnyTopology
 class Record(BaseModel):
     """A frozen value that is written as JSON and read back as it was."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+    # A run that diverged is a result, too.
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", arbitrary_types_allowed=True, ser_json_inf_nan="constants"
+    )
 
 
 class Plan(Record):

@@ -118,9 +118,7 @@ def test_a_key_for_another_size_is_refused_before_anything_is_sent(gradients, re
     def use(pipeline):
         x = gradients[rank_of(pipeline), :20_000].clone()
         pipeline.all_reduce(x.clone(), key="bucket")
-        with pytest.raises(
-            InputError, match=r"9000 entries came with the key 'bucket'.* 20000"
-        ):
+        with pytest.raises(InputError, match=r"9000 entries came with the key 'bucket'.* 20000"):
             pipeline.all_reduce(x[:9000].clone(), key="bucket")
         pipeline.all_reduce(x[:9000].clone(), key="other")
         pipeline.all_reduce(x, key="bucket")

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from evaluation.records import Record
 
@@ -100,8 +100,6 @@ class Row(Record):
         versions: of the packages in use.
         commit: of the code, with "-dirty" if files differed from it; empty outside a checkout.
     """
-
-    model_config = ConfigDict(ser_json_inf_nan="constants")  # a run that diverged is a result, too
 
     settings: Settings
     checkpoints: tuple[Checkpoint, ...]

@@ -296,7 +296,8 @@ class TestRows:
         return training(settings("paper", 5.0, steps=1)).run({"torch": "1"}, "abc")
 
     def test_they_are_read_as_they_were(self, row: Row, tmp_path: Path) -> None:
-        diverged = row.model_copy(update={"training_loss": float("inf")})
+        errors = [sample.model_copy(update={"vnmse": float("inf")}) for sample in row.errors]
+        diverged = row.model_copy(update={"training_loss": float("inf"), "errors": tuple(errors)})
         path = tmp_path / "rows.jsonl"
         assert read_rows(path) == []
         append_row(path, row)
