@@ -61,7 +61,7 @@ def relative(error: Tensor, target: Target) -> float:
     return _ratio(_squared(error), _squared(target.total))
 
 
-def adam_weighted(error: Tensor, target: Target) -> float:
+def weighted(error: Tensor, target: Target) -> float:
     """Return Σ e_i²/v_i over Σ x_i²/v_i, entries with v_i = 0 left out."""
     v = target.mean_square
     weight = torch.where(v > 0, 1.0 / v, 0.0)

@@ -68,7 +68,7 @@ def measure(world: World, case: Case, effort: Effort) -> Row:
         vnmse_spread=statistics.pstdev(relative),
         bias=bias,
         bias_error=bias_error,
-        adam_error=statistics.fmean(figures.adam_weighted(e, target) for e in errors),
+        weighted_error=statistics.fmean(figures.weighted(e, target) for e in errors),
         bits_per_entry=statistics.fmean(trial.bits_per_entry for trial in trials),
         bytes_per_rank=statistics.fmean(trial.bytes_per_rank for trial in trials),
         predicted_vnmse=None if predicted is None else float(predicted),

@@ -7,13 +7,13 @@ from rich.table import Table
 
 from dynamiq.simulation.row import HopRow, Row
 
-_NUMBERS = ("vNMSE", "± over\nseeds", "pre-\ndicted", "bias", "Adam\nerror")
+_NUMBERS = ("vNMSE", "± over\nseeds", "pre-\ndicted", "bias", "weighted\nerror")
 _SIZES = ("bits/\nentry", "kB/\nrank")
 _MOST_HOPS = 14
 _LEGEND = (
     "vNMSE: squared error of the sum over the squared sum. Bias: share of the squared error that "
-    "all seeds have in common, ± its standard error. Adam error: every entry's squared error over "
-    "its mean square over ranks, relative to the same of the sum. Bits: sent per entry and pass, "
+    "all seeds have in common, ± its standard error. Weighted error: every entry's squared error "
+    "over its mean square over ranks, relative to the same of the sum. Bits: sent per entry and pass, "
     "all metadata included."
 )
 _HOP_LEGEND = (
@@ -89,7 +89,7 @@ def _table(rows: Sequence[Row]) -> Table:
             *([f"{row.order_spread or 0.0:.0e}"] if with_orders else []),
             _number(row.predicted_vnmse),
             _bias(row),
-            f"{row.adam_error:.2e}",
+            f"{row.weighted_error:.2e}",
             f"{row.bits_per_entry:.3f}",
             f"{row.bytes_per_rank / 1e3:.0f}",
         )

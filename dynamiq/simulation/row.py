@@ -45,8 +45,8 @@ class Row:
             err alike. The squared norm of the mean error over S seeds is (1 + (S - 1) bias) times
             what unbiased noise would leave of it. None for one seed.
         bias_error: Standard error of ``bias``, from the spread over pairs; None below three seeds.
-        adam_error: Σ e_i² / v_i over Σ x_i² / v_i, x the sum and v the mean square over ranks, mean
-            over seeds: the error as an optimiser sees it that normalises every entry by its size.
+        weighted_error: Σ e_i² / v_i over Σ x_i² / v_i, x the sum and v the mean square over ranks,
+            mean over seeds: the error as an optimiser sees it that normalises every entry by its size.
             Entries with v_i = 0 are left out; those that are tiny on all ranks may dominate it.
         bits_per_entry: Sent per padded entry and pass, everything counted but headers.
         bytes_per_rank: Sent by the mean rank in one call, headers included (with ``one_chunk``
@@ -70,7 +70,7 @@ class Row:
     vnmse_spread: float
     bias: float | None
     bias_error: float | None
-    adam_error: float
+    weighted_error: float
     bits_per_entry: float
     bytes_per_rank: float
     predicted_vnmse: float | None

@@ -29,7 +29,9 @@ increase is against the uncompressed run of the same seed, mean ± standard erro
 
 vNMSE, the weighted error (every entry's squares divided by its mean square over the ranks at that
 step; entries that are zero everywhere are left out) and Adam's (divided by Adam's own second
-moment after the step) are means over every tenth step. Bits count everything sent.
+moment after the step) are means over every tenth step. Bits count everything sent. "tempered"
+recipes have `energy_power=0.5`; "rotated-tempered" is the default of `DynamiQCompressor`. What
+follows from it: [recipes](../design/recipes.md#what-training-prefers).
 
 ![loss increase against bits and errors]({picture})
 """

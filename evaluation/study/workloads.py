@@ -99,7 +99,8 @@ WORKLOADS: dict[str, Callable[[Settings], Workload]] = {
 }
 # Peaks; AdamW's for the language model is the demo's. The others come from short scans of the
 # uncompressed run with seed 0; held-out losses at the end, SGD with momentum 0.9:
-# language model, 30 steps: 8.00 with 0.1, 7.10 with 0.5, 6.83 with 1; 3 diverged. In 90 steps, 1 diverged.
+# language model, 30 steps: 8.00 with 0.1, 7.10 with 0.5, 6.83 with 1; 3 diverged, and 1 did in the
+# 90 steps of a run.
 # questions, 40 steps: 0.768 with 0.03, 0.575 with 0.1, 0.645 with 0.3.
 # AdamW, questions: 84.6 % with 5e-5 after 240 steps, 88.0 % with 2e-4 after 120.
 LEARNING_RATES: dict[tuple[str, OptimizerName], float] = {

@@ -51,7 +51,7 @@ class TestErrors:
         # (1/4 + 4/1) / (9/4 + 1/1); the entry with v = 0 is left out, whatever its error.
         aim = target([3.0, 1.0, 0.0], [4.0, 1.0, 0.0])
         error = torch.tensor([1.0, 2.0, 5.0])
-        assert figures.adam_weighted(error, aim) == pytest.approx(4.25 / 3.25, rel=1e-12)
+        assert figures.weighted(error, aim) == pytest.approx(4.25 / 3.25, rel=1e-12)
 
 
 class TestBias:

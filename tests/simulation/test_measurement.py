@@ -67,7 +67,7 @@ def test_error_and_bits_are_those_of_real_calls(row, x):
     assert row.bytes_per_rank == statistics.fmean(reports[0].bytes_sent)
 
 
-def test_bias_and_adam_error_are_those_of_the_results(row, x):
+def test_bias_and_weighted_error_are_those_of_the_results(row, x):
     exact, square = x.double().sum(0), x.double().square().mean(0)
     results = [measure_error(x, STOCHASTIC, Butterfly(), seed=s).result for s in range(4)]
     errors = [result.double() - exact for result in results]
@@ -75,7 +75,7 @@ def test_bias_and_adam_error_are_those_of_the_results(row, x):
     mean = torch.stack(errors).mean(0).square().sum()
     power = torch.stack([e.square().sum() for e in errors]).mean()
 
-    assert row.adam_error == pytest.approx(torch.stack(weighted).mean().item(), rel=1e-9)
+    assert row.weighted_error == pytest.approx(torch.stack(weighted).mean().item(), rel=1e-9)
     assert row.bias == pytest.approx(((4 * mean / power - 1) / 3).item(), abs=1e-9)
     assert 0 < row.bias_error < 0.1
 
