@@ -27,7 +27,7 @@ def main() -> None:
 
         gradients = [p.grad for p in model.parameters() if p.grad is not None]
         bucket = parameters_to_vector(gradients)
-        pipeline.all_reduce(bucket, op="mean")
+        pipeline.all_reduce(bucket, op="mean", key="gradients")
         vector_to_parameters(bucket, gradients)
 
         optimizer.step()

@@ -13,8 +13,8 @@ _MOST_HOPS = 14
 _LEGEND = (
     "vNMSE: squared error of the sum over the squared sum. Bias: share of the squared error that "
     "all seeds have in common, ± its standard error. Weighted error: every entry's squared error "
-    "over its mean square over ranks, relative to the same of the sum. Bits: sent per entry and pass, "
-    "all metadata included."
+    "over its mean square over ranks, relative to the same of the sum. Bits: sent per entry and "
+    "pass, all metadata included."
 )
 _HOP_LEGEND = (
     "Added: squared error that messages of this hop add, over the energy of the final sum. Payload "

@@ -46,8 +46,8 @@ class Row:
             what unbiased noise would leave of it. None for one seed.
         bias_error: Standard error of ``bias``, from the spread over pairs; None below three seeds.
         weighted_error: Σ e_i² / v_i over Σ x_i² / v_i, x the sum and v the mean square over ranks,
-            mean over seeds: the error as an optimiser sees it that normalises every entry by its size.
-            Entries with v_i = 0 are left out; those that are tiny on all ranks may dominate it.
+            mean over seeds: every entry's error relative to its size. Entries with v_i = 0 are left
+            out; those that are tiny on all ranks may dominate it. It did not predict training loss.
         bits_per_entry: Sent per padded entry and pass, everything counted but headers.
         bytes_per_rank: Sent by the mean rank in one call, headers included (with ``one_chunk``
             without them).

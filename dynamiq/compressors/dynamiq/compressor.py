@@ -97,6 +97,10 @@ class DynamiQCompressor(Compressor):
     epsilon_4: float = Field(default=0.30, ge=0, le=2)
     epsilon_8: float = Field(default=0.08, ge=0, le=2)
 
+    def __init__(self, bit_budget: float = 5.0, **options: Any) -> None:
+        """Choose a budget; all other options have names."""
+        super().__init__(**{"bit_budget": bit_budget, **options})
+
     @classmethod
     def paper(cls, bit_budget: float = 5.0, **options: Any) -> Self:
         """Return the paper's recipe: widths {2, 4, 8}, hierarchical scales, correlated rounding."""

@@ -81,7 +81,8 @@ class DynamiQEncoding(Encoding[Work]):
         spectrum: What the reduced statistics say.
         decision: What follows from it.
         past: What was known from earlier calls.
-        predicted_vnmse: The modelled error of the sum relative to its energy; independent of this
+        predicted_vnmse: The modelled error of the sum relative to its energy, of dithered codes,
+            whose errors are known; None for others. Independent of this
             call's random numbers. Waits for the device.
     """
 
@@ -110,9 +111,9 @@ class DynamiQEncoding(Encoding[Work]):
             self._signs = randomness.key(call.seed, call.number, Stream.SIGN)
 
     @property
-    def predicted_vnmse(self) -> float:
+    def predicted_vnmse(self) -> float | None:
         """See above."""
-        return self.decision.predicted_vnmse()
+        return self.decision.predicted_vnmse() if self.quantizer.rounding == "dithered" else None
 
     def widths_of_hop(self, hop: int) -> Tensor:
         """Return int64[n, tiles, size]: the bits of every supergroup at a hop, 0 for none."""
