@@ -327,7 +327,7 @@ def test_a_sparse_call_leaves_room_for_dense_ones(recipe, share):
 @pytest.mark.parametrize("first", [True, False], ids=["all-reduce first", "reduce-scatter first"])
 def test_a_key_may_be_used_for_both_collectives(first):
     """A reduce-scatter sends one class of messages less; with one width, tiles are as large."""
-    x = alike([0.3])
+    x = alike([0.3], supergroups=64)
     compressor = Watched(bit_budget=5.0, widths=(4,))
     states = None
     for number, gather in enumerate([first, not first, first]):
