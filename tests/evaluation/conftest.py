@@ -1,6 +1,8 @@
 """What the tests of ``evaluation`` share: skips with their reasons, and a plan to run."""
 
 import os
+import signal
+from collections.abc import Iterator
 
 import pytest
 
@@ -24,6 +26,16 @@ def needs_demo_packages() -> None:
     pytest.importorskip("matplotlib", reason="not installed: matplotlib (the extra `demo`)")
     if reason := missing_packages():
         pytest.skip(reason)
+
+
+@pytest.fixture
+def heeded_hangup() -> Iterator[None]:
+    """Heed SIGHUP, which nohup ignores here and in all children, as anyone does by default."""
+    before = signal.getsignal(signal.SIGHUP)
+    if before is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 @pytest.fixture

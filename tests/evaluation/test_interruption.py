@@ -9,6 +9,7 @@ import pytest
 from evaluation.interruption import Interrupted, interruptions_raise, uninterrupted
 
 
+@pytest.mark.usefixtures("heeded_hangup")
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_raises_and_the_old_handler_returns(signum: signal.Signals) -> None:
     before = signal.getsignal(signum)

@@ -98,6 +98,7 @@ class TestHosts:
             pass
         assert names_of(os.getpid()) == set()
 
+    @pytest.mark.usefixtures("heeded_hangup")
     @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
     def test_a_signal_removes_them_and_what_runs_there(self, signum: signal.Signals) -> None:
         with subprocess.Popen(
