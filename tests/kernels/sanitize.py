@@ -28,7 +28,7 @@ from dynamiq.kernels.registry import SOURCE
 # Of every family; emulated kernels are not the host's.
 TESTS = [
     *sorted(str(path) for path in Path(__file__).parent.glob("*/test_[!e]*.py")),
-    "tests/compressors/test_dynamiq_golden.py",
+    "tests/compressors/test_golden.py",
 ]
 TARGETS = ["native", "x86-64-v2"] if platform.machine() == "x86_64" else ["native"]
 FLAGS = "-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all --coverage"
