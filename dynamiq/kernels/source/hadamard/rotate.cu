@@ -14,7 +14,7 @@ INLINE void rotate_unit(const Arguments& a, int64_t unit, const Ahead&) {
     float factor = a.blocks.factor[unit << 8 >> a.blocks.log_block];
     Supergroup<floats> x;
     FOR_EACH_GROUP(g) x[g] = read_group(extent, g) * factor;
-    change_signs(x, a.blocks, unit);
+    change_signs(x, a.blocks.signs, a.blocks.first_unit + unit);
     hadamard(x);
     FOR_EACH_GROUP(g) write_rotated(a.to, a.quantizer, a.blocks, unit * 256 + 16 * g, x[g]);
 }

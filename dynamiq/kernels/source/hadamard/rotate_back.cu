@@ -17,7 +17,7 @@ INLINE void rotate_unit_back(const Arguments& a, int64_t unit, const Ahead&) {
     FOR_EACH_GROUP(g) x[g] = read_rotated(a.from, unit * 256 + 16 * g);
     hadamard(x);
     FOR_EACH_GROUP(g) x[g] = x[g] * scale;
-    change_signs(x, a.blocks, unit);
+    change_signs(x, a.blocks.signs, a.blocks.first_unit + unit);
     Extent extent = unit_of(a.entries, a.numel, unit);
     FOR_EACH_GROUP(g) {
         floats y = x[g];

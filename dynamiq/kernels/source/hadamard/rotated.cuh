@@ -2,6 +2,7 @@
 #pragma once
 
 #include "integers.cuh"
+#include "walsh.cuh"
 
 // One of the two; the other is null.
 struct Rotated {
@@ -28,23 +29,6 @@ INLINE void write_rotated(const Rotated& r, const Quantizer& q, const Blocks& bl
     if (r.values) return write_sums(r.values + at, x);
     float scale = blocks.scale[at >> blocks.log_block];
     write_integers(r.integers, at, quantize(q, x, scale, random_of_unit(q, at)));
-}
-
-// Change the sign of entry 16 g + l where bit l of the unit's word g is set.
-INLINE void change_signs(Supergroup<floats>& x, const Blocks& blocks, int64_t unit) {
-    group_words random =
-        random_words(block_key(blocks.signs, blocks.first_unit + unit), group_numbers());
-    words left = 31u - counting();
-    FOR_EACH_GROUP(g) {
-        words sign = shifted(of_group(random, g), left) & 0x80000000u;
-        x[g] = float_of_bits(bits_of(x[g]) ^ as_ints(sign));
-    }
-}
-
-// Add and subtract at the distances 1, 2, 4, ... 128.
-INLINE void hadamard(Supergroup<floats>& x) {
-    FOR_EACH_GROUP(g) x[g] = hadamard_of_group(x[g]);
-    hadamard_of_groups(x);
 }
 
 INLINE Extent unit_of(Entry* entries, int64_t numel, int64_t unit) {
