@@ -41,9 +41,8 @@ def tree_sum(x: Tensor) -> Tensor:
     while x.shape[-1] > 1:
         half = (x.shape[-1] + 1) // 2
         rest = x.shape[-1] - half
-        head = x[..., :half].clone()
-        head[..., :rest] += x[..., half:]
-        x = head
+        head = x[..., :rest] + x[..., half:]
+        x = head if rest == half else torch.cat([head, x[..., rest:half]], dim=-1)
     return x[..., 0]
 
 

@@ -20,7 +20,7 @@ from dynamiq.compressors.dynamiq.worth import Widths, joint_worth, separable_wor
 from dynamiq.core.arithmetic import tree_sum
 from dynamiq.kernels.allocation.ops import fill
 from dynamiq.kernels.allocation.steps import Steps
-from dynamiq.kernels.supergroups.wire import supergroup_bytes
+from dynamiq.kernels.supergroups.wire import Quantizer, supergroup_bytes
 
 if TYPE_CHECKING:
     from dynamiq.compressors.dynamiq.compressor import DynamiQCompressor
@@ -112,6 +112,15 @@ def _steps(problem: Problem, alike: tuple[tuple[float, float], ...], device: tor
 def _room(totals: tuple[tuple[int, ...], ...], classes: int, device: torch.device) -> Tensor:
     """Return int64[deals, classes], bytes of a full tile."""
     return torch.tensor([row[:classes] for row in totals], device=device)
+
+
+@lru_cache(maxsize=64)
+def _roughness(
+    quantizer: Quantizer, shapes: tuple[float, ...], size: int, device: torch.device
+) -> Tensor:
+    """Return float64[size]: of each row, how much greater errors are than shipped ones."""
+    by_band = roughness(quantizer, torch.tensor(shapes, dtype=torch.float64).view(BANDS, 3))
+    return by_band.to(device)[bands_of(size, device)]
 
 
 @lru_cache(maxsize=64)
@@ -220,8 +229,9 @@ class Decision:
 
     def _weights(self, memory: Memory) -> Tensor:
         """Return float64[deals, r], what a row's errors count: descending."""
-        rough = roughness(self.problem.compressor.quantizer, memory.shapes).to(self.units.device)
-        rough = rough[bands_of(self.problem.deal.size, self.units.device)]
+        quantizer, size = self.problem.compressor.quantizer, self.problem.deal.size
+        shapes = tuple(memory.shapes.flatten().tolist())
+        rough = _roughness(quantizer, shapes, size, self.units.device)
         return self._energy * self._tempering * rough
 
     def _at_places(self, of_units: Tensor) -> Tensor:

@@ -107,11 +107,8 @@ class Memory:
 
     def alike(self, quantizer: Quantizer) -> tuple[tuple[float, float], ...]:
         """Return ρ and π by band, each the nearest of a few, as what depends on them takes long."""
-        pi = noise_peaks(quantizer, self.shapes)
-        return tuple(
-            (_nearest(_CORRELATIONS, rho), _nearest(_PEAKS, peak))
-            for rho, peak in zip(self.correlation.tolist(), pi.tolist(), strict=True)
-        )
+        correlation, shapes = (tuple(x.flatten().tolist()) for x in (self.correlation, self.shapes))
+        return _alike(quantizer, correlation, shapes)
 
     def totals_for(self, capacities: Capacities, classes: int) -> tuple[tuple[int, ...], ...]:
         """Return the totals if they were decided for such tiles and so many classes, or else ().
@@ -146,6 +143,18 @@ class Memory:
                 weights > 0, shapes / torch.where(weights > 0, weights, 1.0), self.shapes
             ),
         )
+
+
+@lru_cache(maxsize=64)
+def _alike(
+    quantizer: Quantizer, correlation: tuple[float, ...], shapes: tuple[float, ...]
+) -> tuple[tuple[float, float], ...]:
+    """Return ρ and π by band; what it says for a call it says for the next seven, too."""
+    pi = noise_peaks(quantizer, torch.tensor(shapes, dtype=torch.float64).view(-1, 3))
+    return tuple(
+        (_nearest(_CORRELATIONS, rho), _nearest(_PEAKS, peak))
+        for rho, peak in zip(correlation, pi.tolist(), strict=True)
+    )
 
 
 @dataclass(frozen=True)

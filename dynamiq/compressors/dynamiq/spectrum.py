@@ -54,13 +54,12 @@ class Spectrum:
         energy = torch.where(finite, energy, 0.0)
         # Range: F alone decides, so that all ranks agree (a power of two is exact).
         factor = torch.where(energy >= _HUGE_ENERGY, 2.0**-80, 1.0)
-        factor = torch.where((energy > 0) & (energy < _TINY_ENERGY), 2.0**80, factor)
-        shift = torch.zeros_like(energy)
+        factor.masked_fill_(energy < _TINY_ENERGY, 2.0**80)
+        mean = shift = torch.zeros_like(energy)
         if len(parts) > 1:
-            shift[real] = divide(parts[1], n)
-            mean = shift
+            mean[real] = divide(parts[1], n)
             shift = torch.where(energy > 0, mean * factor, 0.0)
-        offset = torch.where(finite, shift * (n / call.divisor), torch.nan)
+        offset = (shift * (n / call.divisor)).masked_fill_(~finite, torch.nan)
         energies = raw = energy.double()
         if centred:
             left = raw - n * counts * mean.double().square()

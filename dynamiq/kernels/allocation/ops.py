@@ -15,6 +15,9 @@ from dynamiq.kernels.allocation import arguments, reference
 from dynamiq.kernels.allocation.steps import Steps
 from dynamiq.kernels.builds import check_memory, find_build
 
+_WORK_NUMBERS = 1 << 19
+"""Prices that are held at once, or those of one list of rows."""
+
 
 def fill(weights: Tensor, room: Tensor, steps: Steps, *, shared: bool) -> Tensor:
     """Return how many rows take each step.
@@ -43,19 +46,24 @@ def fill(weights: Tensor, room: Tensor, steps: Steps, *, shared: bool) -> Tensor
     run = find_build("allocation", None, weights.device)
     if run is None:
         return reference.fill(weights, room, steps, shared=shared)
-    prices = weights.new_empty(deals, classes, count, rows)
     cuts = torch.empty(deals, classes, count, dtype=torch.int64, device=weights.device)
-    more = torch.empty_like(cuts)
+    # In blocks that use the same memory again: on a CPU, new pages take as long as the search.
+    block = min(deals, 1 + _WORK_NUMBERS // max(1, classes * count * rows))
+    prices = weights.new_empty(block, classes, count, rows)
+    more = torch.empty_like(cuts[:block])
     times = steps.transfers if shared else torch.ones_like(steps.transfers)
     costs = times[:, None] * steps.bytes
     bands = room.new_zeros(rows) if steps.bands is None else steps.bands
-    tensors = (weights, steps.worth, bands, costs, room, prices, more, cuts)
-    places = [tensor.data_ptr() for tensor in tensors]
-    run(
-        "fill",
-        arguments.Fill(*places, classes, count, rows, band_count, shared),
-        deals if shared else deals * classes,
-    )
+    for first in range(0, deals, max(1, block)):
+        here = slice(first, first + block)
+        tensors = (weights[here], steps.worth, bands, costs, room[here], prices, more, cuts[here])
+        places = [tensor.data_ptr() for tensor in tensors]
+        held = len(tensors[0])
+        run(
+            "fill",
+            arguments.Fill(*places, classes, count, rows, band_count, shared),
+            held if shared else held * classes,
+        )
     return cuts
 
 

@@ -29,11 +29,13 @@ def several(draw, shared):
 
 
 @pytest.mark.parametrize("shared", [True, False], ids=["shared room", "own rooms"])
-@given(data=st.data())
-def test_the_host_build_gives_the_references_cuts(shared, data):
+@given(data=st.data(), work_numbers=st.sampled_from([1, 1 << 19]))
+def test_the_host_build_gives_the_references_cuts(shared, data, work_numbers):
     weights, room, steps = data.draw(several(shared))
     expected = reference.fill(weights, room, steps, shared=shared)
-    assert torch.equal(ops.fill(weights, room, steps, shared=shared), expected)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ops, "_WORK_NUMBERS", work_numbers)  # with the least, list by list
+        assert torch.equal(ops.fill(weights, room, steps, shared=shared), expected)
 
 
 @pytest.mark.parametrize("shared", [True, False], ids=["shared room", "own rooms"])

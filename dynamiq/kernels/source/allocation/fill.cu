@@ -18,6 +18,8 @@ struct Arguments {
 #define LEAST_PRICE 0x2D30000000000000ll
 #define GREATEST_PRICE 0x52B0000000000000ll
 #define INFINITE_PRICE 0x7FF0000000000000ll
+// Up to which all rows are looked at rather than searched.
+#define FEW_ROWS 8
 
 INLINE double double_of_bits(int64_t bits) {
 #ifdef __CUDACC__
@@ -41,6 +43,11 @@ struct Market {
     // How many rows take a step at a price; a search without branches, which nobody could predict.
     INLINE_MEMBER int64_t bought(int64_t i, double price) const {
         const double* ascending = list(i);
+        if (rows <= FEW_ROWS) {
+            int64_t count = 0;
+            for (int64_t row = 0; row < rows; ++row) count += ascending[row] >= price;
+            return count;
+        }
         int64_t below = 0;
         for (int64_t left = rows; left > 0;) {
             int64_t half = (left + 1) / 2;
@@ -120,12 +127,17 @@ INLINE void fill_at(const Arguments& a, int64_t index, const Ahead&) {
                 a.prices + from * a.rows};
     write_prices(m, a, deal, first);
     int64_t low = LEAST_PRICE, high = GREATEST_PRICE;
-    for (int round = 0; round < 5; ++round) {
+    int64_t at_low = m.spent(low), at_high = m.spent(high);
+    // Where both prices buy the same, so do all between them.
+    for (int round = 0; round < 5 && at_low != at_high; ++round) {
         // Of eight prices, those that ask for too much are the first ones; the last is none of them.
         int64_t stride = (high - low) / 8 + 1, too_low = 0;
         for (int k = 4; k; k /= 2) {
             int64_t tried = low + stride * (too_low + k);
-            if (m.spent(tried < high ? tried : high) > room) too_low += k;
+            tried = tried < high ? tried : high;
+            int64_t spent = m.spent(tried);
+            if (spent > room) too_low += k, at_low = spent;
+            else at_high = spent;
         }
         int64_t next = low + stride * (too_low + 1);
         low = low + stride * too_low < high ? low + stride * too_low : high;
@@ -136,7 +148,7 @@ INLINE void fill_at(const Arguments& a, int64_t index, const Ahead&) {
         cuts[i] = m.bought(i, double_of_bits(high));
         more[i] = m.bought(i, double_of_bits(low)) - cuts[i];
     }
-    int64_t left = room - m.spent(high);
+    int64_t left = room - at_high;
     synchronize();
     if (!is_speaker()) return;
     add_what_fits(m, cuts, more, left);
