@@ -1,5 +1,8 @@
 """The command ``dynamiq``: what the library knows about itself, for people and for scripts."""
 
+from importlib.metadata import version
+from typing import Annotated
+
 import typer
 
 from dynamiq.cli.kernels import kernels
@@ -12,6 +15,16 @@ app.command()(roofline)
 app.command()(simulate)
 
 
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(version("dynamiq-allreduce"))
+        raise typer.Exit
+
+
 @app.callback()
-def main() -> None:
+def main(
+    show: Annotated[
+        bool, typer.Option("--version", help="Print it.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
     """Compressed multi-hop all-reduce for PyTorch."""

@@ -81,7 +81,11 @@ def simulate(  # noqa: PLR0913  a command line has as many parameters as options
     ] = 1,
     warm_up: Annotated[
         int,
-        typer.Option(min=0, help="Calls before each measured one, for formats that learn."),
+        typer.Option(
+            min=0,
+            help="Calls before each measured one, for formats that learn; omnireduce-topk settles "
+            "in about 20.",
+        ),
     ] = 2,
     hops: Annotated[bool, typer.Option(help="Also measure what every hop adds.")] = True,
     tensor: Annotated[
@@ -120,7 +124,8 @@ def simulate(  # noqa: PLR0913  a command line has as many parameters as options
     plot: Annotated[
         Path | None,
         typer.Option(
-            help="With --sweep: also draw it (needs the extra simulate).", metavar="FILE.svg|.png"
+            help="With --sweep: also draw it (needs the extra simulate).",
+            metavar="FILE.svg|.png|.pdf",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print all rows as JSON.")] = False,
@@ -173,6 +178,8 @@ def _check_modes(ablation: bool, sweep: bool, plot: Path | None, *, chosen: bool
         raise typer.BadParameter(
             f"a plot is written as {', '.join(picture.SUFFIXES)}, got {plot.name!r}"
         )
+    if plot is not None and not plot.parent.is_dir():
+        raise typer.BadParameter(f"there is no folder {plot.parent} to write {plot.name} into")
 
 
 def _cases(

@@ -27,9 +27,15 @@ class Value(BaseModel):
                 f"{'.'.join(map(str, e['loc'])) or 'value'}={e['input']!r}: {e['msg']}"
                 for e in error.errors()
             ]
+            if any(e["type"] == "extra_forbidden" for e in error.errors()):
+                problems.append(f"its options are {', '.join(self._options()) or 'none'}")
             text = "; ".join(problems)
             name = self.model_config.get("title") or type(self).__name__
             raise ConfigurationError(f"{name} cannot be built with {text}") from None
+
+    @classmethod
+    def _options(cls) -> list[str]:
+        return [name for name in cls.model_fields if name != "kind"]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain JSON types, those of nested descriptions included."""

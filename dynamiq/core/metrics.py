@@ -75,13 +75,22 @@ def simulate(
         states: Of each rank, from the call before; none for a first call.
 
     Raises:
-        InputError: ``gradients`` is not a floating-point matrix.
+        InputError: ``gradients`` is not a floating-point matrix, or another argument not what it
+            should be.
     """
+    if not isinstance(gradients, Tensor):
+        raise InputError(
+            f"a simulation takes a floating-point tensor [ranks, entries], got a "
+            f"{type(gradients).__name__}"
+        )
     if gradients.dim() != 2 or not gradients.is_floating_point():
         raise InputError(
             f"a simulation takes a floating-point tensor [ranks, entries], got "
             f"{gradients.dtype}{list(gradients.shape)}"
         )
+    for value, kind in ((compressor, Compressor), (topology, Topology)):
+        if not isinstance(value, kind):
+            raise InputError(f"a simulation takes a {kind.__name__}, got {value!r}")
     n, d = gradients.shape
     schedule = topology.schedule(n)
     meters = [Meter() for _ in range(n)]

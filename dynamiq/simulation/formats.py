@@ -75,7 +75,10 @@ def build(name: str, bit_budget: float, options: Mapping[str, Any] | None = None
     values = {**known.preset, **(options or {})}
     if known.has_budget:
         values["bit_budget"] = bit_budget
-    made: Compressor = make(**values)
+    try:
+        made: Compressor = make(**values)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{name}: {error}") from error
     return made
 
 

@@ -76,6 +76,9 @@ def sweep(rows: Sequence[Row], limit: Mapping[float, float]) -> Group:
 
 def _table(rows: Sequence[Row]) -> Table:
     table = _new("compressor")
+    with_budgets = len({row.bit_budget for row in rows} - {None}) > 1
+    if with_budgets:
+        table.add_column("bits\nasked", justify="right")
     with_orders = any(row.order_spread is not None for row in rows)
     for column in (*_NUMBERS[:2], *(["± over\norders"] if with_orders else []), *_NUMBERS[2:]):
         table.add_column(column, justify="right")
@@ -84,6 +87,7 @@ def _table(rows: Sequence[Row]) -> Table:
     for row in rows:
         table.add_row(
             row.compressor,
+            *([_budget(row)] if with_budgets else []),
             f"{row.vnmse:.2e}",
             f"{row.vnmse_spread:.0e}",
             *([f"{row.order_spread or 0.0:.0e}"] if with_orders else []),
@@ -139,6 +143,10 @@ def _title(row: Row, topology: str) -> str:
     if row.orders > 1:
         seeds += f", {row.orders} orders of the ranks"
     return f"{topology}, {row.world_size} ranks, {row.entries} entries {chunk}, {seeds}"
+
+
+def _budget(row: Row) -> str:
+    return "–" if row.bit_budget is None else f"{row.bit_budget:g}"
 
 
 def _bias(row: Row) -> str:

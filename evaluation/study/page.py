@@ -119,7 +119,8 @@ def _cells(line: Line) -> list[str]:
 
 
 def _correlations(section: Section) -> str:
-    lines = [line for line in section.lines if line.bits is not None]
+    # One seed shows no scatter: a difference may be nothing else.
+    lines = [line for line in section.lines if line.bits is not None and len(line.seeds) > 1]
     increases = [line.loss_increase.mean for line in lines]
     found = []
     for name, measure in _ERRORS.items():
@@ -129,8 +130,8 @@ def _correlations(section: Section) -> str:
             if correlation is not None:
                 found.append(f"{name} {correlation:.2f}")
     if not found:
-        return "Too few recipes for a rank correlation."
-    return f"Rank correlation of the loss increase with: {', '.join(found)}."
+        return "Too few recipes with several seeds for a rank correlation."
+    return f"Rank correlation of the loss increase with: {', '.join(found)} ({len(lines)} rows)."
 
 
 def _origin(rows: Sequence[Row], command: str) -> str:
@@ -147,6 +148,8 @@ def _origin(rows: Sequence[Row], command: str) -> str:
 
 def _plain(estimate: Estimate, form: str) -> str:
     mean = f"{estimate.mean:{form}}"
+    if not float(mean):
+        mean = mean.replace("-", "+")
     return mean if estimate.error is None else f"{mean} ± {estimate.error:{form.lstrip('+')}}"
 
 
@@ -161,25 +164,39 @@ def _draw(parts: Sequence[Section], picture: Path) -> None:
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
-    from matplotlib.ticker import NullFormatter
 
     columns: Errors = {"bits per entry": lambda line: line.bits_per_entry, **_ERRORS}
-    size = (4 * len(columns), 3.4 * len(parts))
+    size = (4 * len(columns), 0.6 + 3.2 * len(parts))
     figure = Figure(figsize=size, layout="constrained")
     grid = figure.subplots(len(parts), len(columns), squeeze=False)
+    labels: dict[str, Any] = {}
     for section, panels in zip(parts, grid, strict=True):
         for (name, measure), axes in zip(columns.items(), panels, strict=True):
-            if any(measure(line) for line in section.lines if line.bits is not None):
+            values = [measure(line) for line in section.lines if line.bits is not None]
+            known = [value for value in values if value]
+            if known:
                 _panel(axes, section, measure)
                 axes.set_xlabel(name)
-                axes.set_xscale("linear" if name == "bits per entry" else "log")
-                axes.xaxis.set_minor_formatter(NullFormatter())  # they overlap
+                _scale(axes, name, known)
             else:
                 axes.set_axis_off()
+        handles, names = panels[0].get_legend_handles_labels()
+        labels |= dict(zip(names, handles, strict=True))
         panels[0].set_ylabel(f"{section.workload}, {section.optimizer}\nloss increase")
-        if panels[0].get_legend_handles_labels()[0]:
-            panels[0].legend(fontsize="small")
+    if labels:
+        figure.legend(labels.values(), labels.keys(), loc="outside upper center", ncols=len(labels))
     FigureCanvasAgg(figure).print_figure(picture, dpi=130)
+
+
+def _scale(axes: Any, name: str, values: Sequence[float]) -> None:
+    """Choose an axis on which some numbers can be read."""
+    from matplotlib.ticker import NullFormatter
+
+    if name == "bits per entry":
+        axes.set_xlim(min(values) - 0.5, max(values) + 0.5)  # runs of one budget differ in nothing
+    elif max(values) > 10 * min(values):
+        axes.set_xscale("log")
+        axes.xaxis.set_minor_formatter(NullFormatter())  # they overlap
 
 
 def _panel(axes: Any, section: Section, measure: Callable[[Line], float | None]) -> None:

@@ -184,7 +184,7 @@ def test_a_sweep_is_a_table_and_a_picture(cases, tmp_path):
     [
         (["--compressor", "papr"], "no format is named 'papr'; there are bf16, paper,"),
         (["--topology", "star"], "no dynamiq.topologies entry has the kind 'star'"),
-        (["--bits", 1], "a budget of 1.0 bits per entry cannot be met"),
+        (["--bits", 1], "paper-stochastic: a budget of 1.0 bits per entry cannot be met"),
         (["--option", "widths"], "an option is name=value, got 'widths'"),
         (["--ablation", "--sweep"], "--ablation and --sweep are two reports; ask for one"),
         (["--ablation", "--compressor", "paper"], "--ablation has its own compressors"),
@@ -192,6 +192,7 @@ def test_a_sweep_is_a_table_and_a_picture(cases, tmp_path):
         (["--ablation", "--bits", 4, "--bits", 5], "--ablation takes one budget, got 2"),
         (["--plot", "x.png"], "--plot draws a --sweep"),
         (["--sweep", "--plot", "x.gif"], "a plot is written as .png, .svg, .pdf, got 'x.gif'"),
+        (["--sweep", "--plot", "nowhere/x.png"], "there is no folder nowhere to write x.png into"),
         (["--seeds", 0], "Invalid value for '--seeds'"),
     ],
 )

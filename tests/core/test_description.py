@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from dynamiq.compressors.dynamiq import DynamiQCompressor
 from dynamiq.compressors.feedback import ErrorFeedback
+from dynamiq.compressors.omnireduce import OmniReduceCompressor
 from dynamiq.compressors.uncompressed import Uncompressed
 from dynamiq.core.compressor import Compressor
 from dynamiq.core.description import Description
@@ -88,6 +89,11 @@ def test_no_digest_is_blind_to_what_is_inside():
         (lambda: ErrorFeedback(Ring()), "compressor="),
         (lambda: DynamiQCompressor(epsilon_4=float("nan")), "epsilon_4=nan"),
         (lambda: DynamiQCompressor(bit_budget=float("inf")), "bit_budget=inf"),
+        (
+            lambda: OmniReduceCompressor(budget=4),
+            "budget=4: .* its options are mode, payload, bit_budget$",
+        ),
+        (lambda: Ring(size=4), "size=4: .* its options are none$"),
         (lambda: Nested(several=(Uncompressed(), Ring())), r"several\.1"),
     ],
 )

@@ -129,6 +129,18 @@ class TestMeasureError:
         with pytest.raises(InputError, match=r"floating-point tensor \[ranks, entries\]"):
             measure_error(gradients, Uncompressed(), Ring())
 
+    @pytest.mark.parametrize(
+        ("arguments", "complaint"),
+        [
+            (([[1.0]], Uncompressed(), Ring()), r"tensor \[ranks, entries\], got a list"),
+            ((torch.zeros(2, 5), "paper", Ring()), "takes a Compressor, got 'paper'"),
+            ((torch.zeros(2, 5), Uncompressed(), "ring"), "takes a Topology, got 'ring'"),
+        ],
+    )
+    def test_what_is_no_part_of_a_simulation_is_refused(self, arguments, complaint):
+        with pytest.raises(InputError, match=complaint):
+            measure_error(*arguments)
+
     def test_of_no_ranks_is_refused(self):
         with pytest.raises(ConfigurationError, match="at least one rank"):
             measure_error(torch.zeros(0, 5), Uncompressed(), Ring())

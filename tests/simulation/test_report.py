@@ -51,6 +51,11 @@ class TestSummary:
         assert "butterfly, 8 ranks, 1000 entries each, 1 seed" in text
         assert "hops of" not in text
 
+    def test_budgets_are_told_apart(self):
+        rows = [replace(ROW, bit_budget=budget) for budget in (3.0, 4.5, None)]
+        asked = [line[0] for line in cells(printed(report.summary(rows)), "paper")]
+        assert asked == ["3", "4.5", "–"]
+
     def test_orders_of_the_ranks_have_a_spread_of_their_own(self):
         text = printed(report.summary([replace(ROW, orders=4, order_spread=7.8e-4)]))
         assert "3 seeds, 4 orders of the ranks" in text

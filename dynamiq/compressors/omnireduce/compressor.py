@@ -32,11 +32,12 @@ _SHARE = "share"
 class OmniReduceCompressor(Compressor):
     """Blocks of 256 entries that some rank asks for, in BF16 or FP32; all others are zero.
 
-    "lossless": a rank asks for the blocks in which it has a non-zero. "topk": a rank asks for the k
-    blocks with its greatest ℓ2 norms, and loses the others: biased. Votes, one bit for each block,
-    are reduced first; the union is then summed as :class:`Uncompressed` sums: rounded to nearest
-    once per hop, accumulated in FP32, FP32 sums of integers exact, means divided by a power of two
-    first.
+    "lossless": a rank asks for the blocks in which it has a non-zero; none is lost, but entries are
+    rounded to the payload (gradients in FP32 keep their bits with ``payload="fp32"`` only). "topk":
+    a rank asks for the k blocks with its greatest ℓ2 norms, and loses the others: biased. Votes,
+    one bit for each block, are reduced first; the union is then summed as :class:`Uncompressed`
+    sums: rounded to nearest once per hop, accumulated in FP32, FP32 sums of integers exact, means
+    divided by a power of two first.
 
     Sizes depend on the data: every call waits once for the device, to learn the union. In "topk"
     it is to be ``bit_budget`` / (bits of the payload) of all blocks; the votes, 1/256 bit per
