@@ -148,8 +148,8 @@ def read(path: Path, name: str | None = None) -> Tensor:
     if found.dim() < 2 or not found.is_floating_point() or found.layout != torch.strided:
         sparse = "" if found.layout == torch.strided else f"{found.layout}, "
         raise InputError(
-            f"{path} holds {sparse}{found.dtype}{list(found.shape)}; a simulation takes floating-point "
-            f"gradients [ranks, ...]: stack those of all ranks"
+            f"{path} holds {sparse}{found.dtype}{list(found.shape)}; a simulation takes "
+            f"floating-point gradients [ranks, ...]: stack those of all ranks"
         )
     gradients = found.detach().float().flatten(1)
     if not gradients.isfinite().all():
