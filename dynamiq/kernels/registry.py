@@ -5,7 +5,7 @@ says where a kernel has run and given the reference's bits.
 """
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -61,6 +61,12 @@ class KernelSpec:
     def source(self) -> Path:
         """The file that defines it."""
         return self.folder / f"{self.name}.cu"
+
+    def formats_among(self, asked: Sequence[str]) -> Sequence[str | None]:
+        """Return those of some entry formats that it has; the one answer None if it reads none."""
+        return (
+            [name for name in asked if name in self.entry_formats] if self.entry_formats else [None]
+        )
 
     def check(self, entry_format: str | None, architecture: Architecture) -> None:
         """Refuse what this kernel cannot be built for.
