@@ -108,7 +108,7 @@ KERNELS = {
         KernelSpec("rotate", "hadamard"),
         KernelSpec("mix", "hadamard"),
         KernelSpec("rotate_back", "hadamard"),
-        KernelSpec("carry", "hadamard"),
+        KernelSpec("carry", "hadamard", entry_formats=()),
     )
 }
 
@@ -116,6 +116,15 @@ KERNELS = {
 def kernels_of(family: str) -> tuple[KernelSpec, ...]:
     """Return the kernels of one format."""
     return tuple(spec for spec in KERNELS.values() if spec.family == family)
+
+
+def built_together(family: str, entry_format: str | None) -> tuple[KernelSpec, ...]:
+    """Return what a build for an entry format holds; None is that of kernels that read no entries.
+
+    A family may have both, so that what reads no entries is built once for all formats.
+    """
+    reads = entry_format is not None
+    return tuple(spec for spec in kernels_of(family) if bool(spec.entry_formats) == reads)
 
 
 def find_kernel(name: str) -> KernelSpec:
