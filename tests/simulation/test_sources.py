@@ -52,10 +52,8 @@ class TestRead:
         [
             (torch.zeros(8), r"torch.float32\[8\]; a simulation takes floating-point gradients"),
             (torch.zeros(2, 3).long(), r"torch.int64\[2, 3\]; a simulation takes floating-point"),
-            (
-                torch.zeros(2, 3).to_sparse(),
-                r"torch.sparse_coo, torch.float32\[2, 3\]; a simulation",
-            ),
+            (torch.zeros(2, 3).to_sparse(), "holds torch.sparse_coo on cpu, torch.float32"),
+            (torch.zeros(2, 3, device="meta"), "holds torch.strided on meta, torch.float32"),
             (torch.tensor([[1.0, math.nan]]), "holds NaN or infinities"),
             (torch.tensor([[1.0, math.inf]]), "holds NaN or infinities"),
             ([torch.zeros(2, 3)], "holds a list, no tensor and no dict of them"),
