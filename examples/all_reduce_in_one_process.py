@@ -16,7 +16,7 @@ gradients = torch.randn(RANKS, 100_000, generator=torch.Generator().manual_seed(
 
 def reduce(transport: LoopbackTransport) -> tuple[Tensor, float]:
     """Average one rank's gradient with the others'; return it and the bits per entry."""
-    compressor = DynamiQCompressor.paper(bit_budget=5)
+    compressor = DynamiQCompressor(bit_budget=4)
     with Pipeline(compressor, Butterfly(), transport) as pipeline:
         mine = gradients[pipeline.transport.rank].clone()
         pipeline.all_reduce(mine, op="mean")

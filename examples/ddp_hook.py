@@ -14,10 +14,12 @@ from dynamiq import Butterfly, DynamiQCompressor, GlooTransport, Pipeline
 def main() -> None:
     dist.init_process_group("gloo")
     torch.manual_seed(0)
-    model = DistributedDataParallel(nn.Sequential(nn.Linear(64, 512), nn.Tanh(), nn.Linear(512, 8)))
+    model = DistributedDataParallel(
+        nn.Sequential(nn.Linear(64, 2048), nn.Tanh(), nn.Linear(2048, 8))
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
-    pipeline = Pipeline(DynamiQCompressor.paper(bit_budget=5), Butterfly(), GlooTransport())
+    pipeline = Pipeline(DynamiQCompressor(bit_budget=4), Butterfly(), GlooTransport())
     model.register_comm_hook(None, pipeline.ddp_hook)
 
     data = torch.Generator().manual_seed(dist.get_rank())

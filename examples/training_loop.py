@@ -8,15 +8,15 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from dynamiq import DynamiQCompressor, GlooTransport, Pipeline, Ring
+from dynamiq import Butterfly, DynamiQCompressor, GlooTransport, Pipeline
 
 
 def main() -> None:
     dist.init_process_group("gloo")
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 64))
+    model = nn.Sequential(nn.Linear(64, 1024), nn.ReLU(), nn.Linear(1024, 64))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    pipeline = Pipeline(DynamiQCompressor.paper(bit_budget=5), Ring(), GlooTransport())
+    pipeline = Pipeline(DynamiQCompressor(bit_budget=4), Butterfly(), GlooTransport())
     data = torch.Generator().manual_seed(dist.get_rank())
 
     for step in range(20):

@@ -46,7 +46,8 @@ def simulate(  # noqa: PLR0913  a command line has as many parameters as options
     option: Annotated[
         list[str] | None,
         typer.Option(
-            help="Set a field of the compressors, such as widths=2,4,8; may be repeated.",
+            help="Set a field of every --compressor that is named, such as widths=2,4,8 of paper; "
+            "may be repeated.",
             metavar="NAME=VALUE",
         ),
     ] = None,

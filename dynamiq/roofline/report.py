@@ -59,6 +59,6 @@ def _legend(rows: list[Row]) -> list[str]:
         f"run. What binds is memory from {MEMORY_BOUND:.0%} of its bandwidth on, and below the "
         "core, computing or waiting for single lines. Instructions: on a host executed ones, a "
         "vector instruction once; predicted ones are all of a thread's machine code, for all kinds "
-        "of operands, but in a build for one width.",
+        "of operands, of which a call needs one; where a width is named, in a build for it alone.",
     ]
     return lines

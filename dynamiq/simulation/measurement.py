@@ -65,7 +65,7 @@ def measure(world: World, case: Case, effort: Effort) -> Row:
         bit_budget=case.bit_budget,
         seeds=effort.seeds,
         vnmse=statistics.fmean(means),
-        vnmse_spread=statistics.pstdev(relative),
+        vnmse_spread=statistics.pstdev(relative) if len(relative) > 1 else None,
         bias=bias,
         bias_error=bias_error,
         weighted_error=statistics.fmean(figures.weighted(e, target) for e in errors),

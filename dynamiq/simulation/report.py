@@ -13,8 +13,9 @@ _MOST_HOPS = 14
 _LEGEND = (
     "vNMSE: squared error of the sum over the squared sum. Bias: share of the squared error that "
     "all seeds have in common, ± its standard error. Weighted error: every entry's squared error "
-    "over its mean square over ranks, relative to the same of the sum. Bits: sent per entry and "
-    "pass, all metadata included."
+    "over its mean square over ranks, relative to the same of the sum; entries near zero may decide "
+    "it, and it did not predict training loss. Bits: sent per entry and pass, all "
+    "metadata included."
 )
 _HOP_LEGEND = (
     "Added: squared error that messages of this hop add, over the energy of the final sum. Payload "
@@ -48,7 +49,7 @@ def ablation(rows: Sequence[Row]) -> Group:
             table.add_column(column, justify="right")
         for before, row in zip([None, *own], own, strict=False):
             share = "" if before is None or not before.vnmse else f"{row.vnmse / before.vnmse:.2f}"
-            numbers = f"{row.vnmse:.2e}", f"{row.vnmse_spread:.0e}", share
+            numbers = f"{row.vnmse:.2e}", _spread(row.vnmse_spread), share
             table.add_row(row.compressor, *numbers, f"{row.bits_per_entry:.3f}")
         found += [_title(own[0], topology), table, ""]
     return Group(*found[:-1])
@@ -89,8 +90,8 @@ def _table(rows: Sequence[Row]) -> Table:
             row.compressor,
             *([_budget(row)] if with_budgets else []),
             f"{row.vnmse:.2e}",
-            f"{row.vnmse_spread:.0e}",
-            *([f"{row.order_spread or 0.0:.0e}"] if with_orders else []),
+            _spread(row.vnmse_spread),
+            *([_spread(row.order_spread)] if with_orders else []),
             _number(row.predicted_vnmse),
             _bias(row),
             f"{row.weighted_error:.2e}",
@@ -143,6 +144,10 @@ def _title(row: Row, topology: str) -> str:
     if row.orders > 1:
         seeds += f", {row.orders} orders of the ranks"
     return f"{topology}, {row.world_size} ranks, {row.entries} entries {chunk}, {seeds}"
+
+
+def _spread(value: float | None) -> str:
+    return "–" if value is None else f"{value:.0e}"
 
 
 def _budget(row: Row) -> str:

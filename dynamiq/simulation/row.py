@@ -39,7 +39,7 @@ class Row:
         bit_budget: What was asked for; None for formats that have no budget.
         seeds: Of the rounding; the gradients are the same in all.
         vnmse: Squared error of the sum over the squared sum, mean over seeds and orders.
-        vnmse_spread: Standard deviation over seeds.
+        vnmse_spread: Standard deviation over seeds; None for one seed.
         bias: Share of the squared error that is the same for all seeds: the mean of ⟨e_s, e_t⟩
             over pairs of seeds, over the mean of ‖e_s‖². 0 for unbiased rounding, 1 if all seeds
             err alike. The squared norm of the mean error over S seeds is (1 + (S - 1) bias) times
@@ -67,7 +67,7 @@ class Row:
     bit_budget: float | None
     seeds: int
     vnmse: float
-    vnmse_spread: float
+    vnmse_spread: float | None
     bias: float | None
     bias_error: float | None
     weighted_error: float

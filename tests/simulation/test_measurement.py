@@ -98,6 +98,7 @@ def test_nearest_rounding_is_all_bias(x):
 
 def test_widths_and_prediction_are_read_from_the_encoding(x):
     row = measure(AllChunks(x), Case("f", Forecast("bf16"), Ring(), None), Effort(seeds=1))
+    assert row.vnmse_spread is None
     assert row.predicted_vnmse == 0.25
     assert [hop.mean_width for hop in row.hops] == pytest.approx([1.2, 2.4, 3.6, 4.8])
     assert (row.bias, row.bias_error) == (None, None)

@@ -44,10 +44,15 @@ class TestSummary:
         assert cells(text, "gather") == [["2", "1", "3.50", "4.875", "3.00e-04", "75%"]]
 
     def test_what_is_not_known_is_a_dash(self):
-        row = replace(ROW, bias=None, bias_error=None, predicted_vnmse=None, hops=(), seeds=1)
+        row = replace(
+            ROW,
+            **dict.fromkeys(("bias", "bias_error", "predicted_vnmse", "vnmse_spread")),
+            hops=(),
+            seeds=1,
+        )
         text = printed(report.summary([row, replace(row, bias=-1e-5, topology="butterfly")]))
         first, second = cells(text, "paper")
-        assert (first[2], first[3], second[3]) == ("–", "–", "0.0%")
+        assert (first[1], first[2], first[3], second[3]) == ("–", "–", "–", "0.0%")
         assert "butterfly, 8 ranks, 1000 entries each, 1 seed" in text
         assert "hops of" not in text
 

@@ -44,9 +44,10 @@ class DynamiQCompressor(Compressor):
 
     The sum over ranks of each supergroup's energy is reduced first; from these, every rank derives
     the same order and the same widths. :meth:`paper` is the recipe of DynamiQ §3, arXiv 2602.08923.
-    The default goes beyond it, and did best in a small study of training under AdamW
-    (docs/design/recipes.md); :meth:`rotated` differs in ``energy_power`` alone and has the least
-    vNMSE; :meth:`local` scales entries in groups of 16.
+    The default goes beyond it: rotated for a small error, tempered (``energy_power``) because in
+    a small study of training under AdamW what was not tempered did worse (docs/design/recipes.md).
+    :meth:`rotated` is not tempered and has the least vNMSE; :meth:`local` scales entries in groups
+    of 16.
     Every option can be set by itself. Contamination unit: the supergroup.
 
     Attributes:
