@@ -13,8 +13,8 @@ _MOST_HOPS = 14
 _LEGEND = (
     "vNMSE: squared error of the sum over the squared sum. Bias: share of the squared error that "
     "all seeds have in common, ± its standard error. Weighted error: every entry's squared error "
-    "over its mean square over ranks, relative to the same of the sum; entries near zero may decide "
-    "it, and it did not predict training loss. Bits: sent per entry and pass, all "
+    "over its mean square over ranks, relative to the same of the sum; entries near zero may "
+    "decide it, and it did not predict training loss. Bits: sent per entry and pass, all "
     "metadata included."
 )
 _HOP_LEGEND = (
