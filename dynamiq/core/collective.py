@@ -17,6 +17,7 @@ from torch import Tensor
 
 from dynamiq.core import agreement
 from dynamiq.core.agreement import Header
+from dynamiq.core.buffers import Buffers
 from dynamiq.core.compressor import Compressor, Encoding, State
 from dynamiq.core.errors import InputError
 from dynamiq.core.layout import Layout, segments
@@ -40,6 +41,7 @@ class Post:
         source: Peer that brings ``nbytes`` bytes.
         nbytes: Bytes to receive.
         label: What this is, for error messages.
+        into: uint8[nbytes] on the CPU that may be used for what is received, or None.
     """
 
     payload: Tensor | None
@@ -47,6 +49,7 @@ class Post:
     source: int
     nbytes: int
     label: str
+    into: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,7 @@ class Collective:
             another is encoded; does not change results.
         state: The compressor's state before the call.
         observer: Told the encoding once it is decided.
+        buffers: Memory for payloads.
     """
 
     compressor: Compressor
@@ -90,6 +94,7 @@ class Collective:
     segments: int = 1
     state: State = field(default_factory=State)
     observer: Callable[[Encoding[Any]], None] | None = None
+    buffers: Buffers = field(default_factory=Buffers)
 
     def __post_init__(self) -> None:
         """Refuse a reduce-scatter into slices that the compressor may choose."""
@@ -240,24 +245,33 @@ class _Rounds:
             self.encoding.decompress(payload, self.work, m, self.positions)
 
     def _buffer(self, message: Message) -> Tensor:
-        """Allocate the outgoing payload of the message's chunk."""
-        out = torch.empty(self._bytes(message), dtype=torch.uint8, device=self.device)
+        """Return memory for the outgoing payload of the message's chunk."""
+        out = self._memory(self._bytes(message))
         self.payloads[message.chunk] = out
         return out
 
     def _post(self, step: Step, what: str) -> Post:
         parts = [p for p in (self.payloads[m.chunk] for m in step.sends) if p.numel()]
-        payload = parts[0] if len(parts) == 1 else torch.cat(parts) if parts else None
+        payload = parts[0] if len(parts) == 1 else self._joined(parts) if parts else None
         nbytes = sum(self._bytes(m) for m in step.receives)
-        return Post(payload, step.to, step.source, nbytes, f"{self.label}, {what}")
+        into = self._memory(nbytes) if nbytes and self.device.type == "cpu" else None
+        return Post(payload, step.to, step.source, nbytes, f"{self.label}, {what}", into)
+
+    def _joined(self, parts: Sequence[Tensor]) -> Tensor:
+        return torch.cat(tuple(parts), out=self._memory(sum(part.numel() for part in parts)))
 
     def _split(self, step: Step, received: Tensor | None) -> list[tuple[Message, Tensor]]:
         if received is None:
             received = torch.empty(0, dtype=torch.uint8)
         parts = received.to(self.device).split([self._bytes(m) for m in step.receives])
         # A payload that begins at an odd address cannot be viewed as wider types.
-        aligned = [p if p.storage_offset() % 16 == 0 else p.clone() for p in parts]
+        aligned = [
+            p if p.storage_offset() % 16 == 0 else self._memory(p.numel()).copy_(p) for p in parts
+        ]
         return list(zip(step.receives, aligned, strict=True))
+
+    def _memory(self, nbytes: int) -> Tensor:
+        return self.collective.buffers.take(nbytes, self.device)
 
     def _bytes(self, message: Message) -> int:
         return self.encoding.payload_bytes(message, self.positions)

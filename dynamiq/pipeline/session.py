@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from dynamiq.core.agreement import check_hellos
+from dynamiq.core.buffers import Buffers
 from dynamiq.core.collective import Algorithm, Collective
 from dynamiq.core.compressor import Compressor, State
 from dynamiq.core.errors import InputError, NonFiniteError, TransportError
@@ -47,6 +48,7 @@ class Session:
         self._verifiable = 0
         self._states: dict[str, State] = {}
         self._numels: dict[str, int] = {}
+        self._buffers = Buffers()
 
     def connect(self) -> Schedule:
         """Join the group once and check that all ranks have the same settings."""
@@ -160,6 +162,7 @@ class Session:
             description=f"{request.description}, as {compressor.kind}",
             bounds=request.bounds,
             segments=self.settings.segments,
+            buffers=self._buffers,
         )
 
     def _verification(self, request: Request, schedule: Schedule) -> Verification | None:
