@@ -100,7 +100,8 @@ def steps(folder: Path) -> list[Step]:
     # An image's own packages may warn of anything.
     gpu = ("-m", "gpu", "-p", "no:cacheprovider", "-W", "default")
     watched = (sanitizer() or "compute-sanitizer", "--error-exitcode", "86")
-    principal = "FP32 and (copy or statistics or store or 2-bits or 4-bits or 8-bits)"
+    some = "copy or statistics or store or 2-bits or 4-bits or 8-bits"
+    principal = f"hadamard-carry or FP32 and ({some} or mx or hadamard)"
     benchmark = (
         *("tests/benchmarks/test_kernels.py", "-k", principal),
         *("-p", "no:cacheprovider", "-W", "default"),

@@ -14,6 +14,7 @@ from dynamiq import (
     ConfigurationError,
     DynamiQCompressor,
     DynamiqError,
+    ErrorFeedback,
     InputError,
     LoopbackTransport,
     NonFiniteError,
@@ -21,6 +22,7 @@ from dynamiq import (
     PeerTimeoutError,
     Pipeline,
     Ring,
+    THCCompressor,
     TransportError,
     Uncompressed,
 )
@@ -219,6 +221,34 @@ def test_a_compressor_with_state_needs_a_key():
         assert "name the tensor with key=..." in message(error)
     pipeline.all_reduce(torch.ones(5), key="mine")
     assert pipeline.metrics().calls == 1
+
+
+@pytest.mark.parametrize("rank", [0, 1024])
+def test_too_many_ranks_are_refused_before_anything_is_sent(monkeypatch, rank):
+    transport = LoopbackTransport.world(1025)[rank]
+    posted = []
+    monkeypatch.setattr(transport, "connect", lambda hello: [hello] * 1025)
+    monkeypatch.setattr(transport, "post", lambda *args: posted.append(args))
+    pipeline = build(transport, compressor=THCCompressor.uniform(20))
+    for call in (lambda: pipeline.all_reduce(torch.ones(5)), pipeline.connect):
+        with pytest.raises(ConfigurationError) as error:
+            call()
+        assert message(error) == (
+            "sums of 1025 ranks reach 1074789375, and 2^30 is the limit; use fewer bits, or at "
+            "most 1024 ranks"
+        )
+    assert not posted
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_every_rank_refuses_too_many_ranks(monkeypatch, wrapped):
+    def refuse(self, world_size):
+        raise ConfigurationError(f"{world_size} ranks are too many")
+
+    monkeypatch.setattr(Uncompressed, "check_world_size", refuse)
+    compressor = ErrorFeedback(Uncompressed()) if wrapped else Uncompressed()
+    errors = run_world(Pipeline.connect, 3, catch=True, compressor=compressor)
+    assert [(type(e), str(e)) for e in errors] == [(ConfigurationError, "3 ranks are too many")] * 3
 
 
 def test_a_cuda_graph_cannot_hold_a_call(monkeypatch):

@@ -1,7 +1,7 @@
 """``dynamiq kernels``: what the kernels cost on an architecture, read from their machine code."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import Annotated, TypeVar
@@ -171,15 +171,10 @@ def _builds(
     architectures: list[Architecture],
 ) -> Iterator[Build]:
     for spec in specs:
-        for entry_format in _formats(spec, entry_formats):
+        for entry_format in spec.formats_among(entry_formats):
             for width in (None, *widths) if spec.has_widths else (None,):
                 for architecture in architectures:
                     yield Build(spec, entry_format, width, architecture)
-
-
-def _formats(spec: KernelSpec, asked: list[str]) -> Sequence[str | None]:
-    """Return which of the formats that were asked for a kernel has; a kernel may have none."""
-    return [name for name in asked if name in spec.entry_formats] if spec.entry_formats else [None]
 
 
 def _table(kernel: str, reports: list[Report]) -> Table:

@@ -9,12 +9,16 @@ from rich.console import Console
 from rich.progress import track
 
 from dynamiq.core.errors import InputError, KernelError
-from dynamiq.kernels.registry import ENTRY_FORMATS, WIDTHS, kernels_of
-from dynamiq.roofline.machine import MACHINES
+from dynamiq.kernels.registry import ENTRY_FORMATS, WIDTHS
+from dynamiq.roofline.case import Case
+from dynamiq.roofline.families import FAMILIES
+from dynamiq.roofline.machine import MACHINES, Machine
 from dynamiq.roofline.measured import read
 from dynamiq.roofline.predicted import predict
 from dynamiq.roofline.report import tables
 from dynamiq.roofline.row import Row
+
+_WIDTHS = [2, 4, 8]
 
 
 def roofline(
@@ -34,21 +38,33 @@ def roofline(
             metavar="GPU",
         ),
     ] = None,
+    family: Annotated[
+        list[str],
+        typer.Option(
+            help=f"Predict for these kernels: {', '.join(FAMILIES)}; may be repeated. Rows of mx "
+            "are by element format, those of hadamard for THC with 4 bits on four ranks. The "
+            "family allocation has no rows: how much its kernel moves depends on the bucket.",
+            metavar="FAMILY",
+        ),
+    ] = list(FAMILIES),  # noqa: B006  typer does not change it
     entry_format: Annotated[
         list[str],
         typer.Option(
             "--format",
-            help=f"Predict for entries in {', '.join(ENTRY_FORMATS)}; may be repeated.",
+            help=f"Predict for entries in {', '.join(ENTRY_FORMATS)}; may be repeated. "
+            "Kernels that have no such format are left out.",
             metavar="FORMAT",
         ),
-    ] = ["FP32"],  # noqa: B006  typer does not change it
+    ] = ["FP32"],  # noqa: B006
     width: Annotated[
-        list[int],
+        list[int] | None,
         typer.Option(
-            help="Predict for codes of so many bits: 1 to 10, or 16; may be repeated.",
+            help="Predict for codes of so many bits, in the family supergroups: 1 to 10, or 16; "
+            "may be repeated.",
             metavar="BITS",
+            show_default=", ".join(map(str, _WIDTHS)),
         ),
-    ] = [2, 4, 8],  # noqa: B006
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list of rows.")] = False,
 ) -> None:
     """Show entries, bytes and instructions per second of the kernels, and what binds them.
@@ -59,14 +75,27 @@ def roofline(
     """
     if not files and predicted_for is None:
         raise typer.BadParameter("give a FILE of measurements, or --predict GPU, or both")
-    _check("--predict", [predicted_for] if predicted_for else [], MACHINES)
+    machine = _machine(predicted_for) if predicted_for else None
     formats = [name.upper() for name in entry_format]
+    _check("--family", family, FAMILIES)
     _check("--format", formats, ENTRY_FORMATS)
-    _check("--width", width, WIDTHS)
+    _check("--width", width or [], WIDTHS)
+    if width and "supergroups" not in family:
+        raise typer.BadParameter(
+            f"kernels of {', '.join(family)} are not built for a width; add --family supergroups, "
+            f"or leave --width out",
+            param_hint="--width",
+        )
+    plan = [case for name in family for case in FAMILIES[name].cases(formats, width or _WIDTHS)]
+    if machine and not plan:
+        raise typer.BadParameter(
+            f"no kernel of {', '.join(family)} is written for entries in {', '.join(formats)}",
+            param_hint="--format",
+        )
     try:
         rows = [row for path in files or [] for row in read(path)]
-        if predicted_for:
-            rows += _predicted(predicted_for, formats, width)
+        if machine:
+            rows += _predicted(machine, plan)
     except (InputError, KernelError) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1) from error
@@ -76,15 +105,17 @@ def roofline(
         Console().print(tables(rows))
 
 
-def _predicted(name: str, formats: list[str], widths: list[int]) -> list[Row]:
-    plan = [
-        (spec.name, entry_format, width)
-        for spec in kernels_of("supergroups")
-        for entry_format in formats
-        for width in (widths if spec.has_widths else [None])
-    ]
+def _predicted(machine: Machine, plan: list[Case]) -> list[Row]:
     progress = track(plan, "compiling", console=Console(stderr=True), transient=True)
-    return [predict(MACHINES[name], *case) for case in progress]
+    return [predict(machine, case) for case in progress]
+
+
+def _machine(name: str) -> Machine:
+    """Return a GPU by its name, in capitals or not."""
+    by_name = {known.upper(): machine for known, machine in MACHINES.items()}
+    if name.upper() not in by_name:
+        _check("--predict", [name], MACHINES)
+    return by_name[name.upper()]
 
 
 def _check(option: str, asked: list[str] | list[int], known: object) -> None:

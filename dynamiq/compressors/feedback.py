@@ -86,6 +86,10 @@ class ErrorFeedback(Compressor):
         """The inner format's."""
         return self.compressor.unit(numel, world_size)
 
+    def check_world_size(self, world_size: int) -> None:
+        """The inner format's."""
+        self.compressor.check_world_size(world_size)
+
     def statistics(self, x: Tensor, layout: Layout, call: Call, state: State) -> Statistics | None:
         """Those of the corrected entries."""
         residual = state.private.get(RESIDUAL)

@@ -166,6 +166,16 @@ class Compressor(Description, ABC):
         """Return how many entries are treated as one in a tensor of ``numel`` entries."""
         return 1
 
+    def check_world_size(self, world_size: int) -> None:
+        """Refuse more ranks than the format can sum; called when a pipeline connects.
+
+        Depends on the configuration alone, so that all ranks refuse, and before anything of a call
+        is sent.
+
+        Raises:
+            ConfigurationError: There are too many; the message says how many would fit.
+        """
+
     def statistics(self, x: Tensor, layout: Layout, call: Call, state: State) -> Statistics | None:
         """Return what must be reduced over ranks before encoding x[d]; None if nothing."""
         return None

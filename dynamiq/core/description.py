@@ -14,12 +14,18 @@ class Value(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    def __init__(self, **data: Any) -> None:
+    def __init__(self, *unnamed: Any, **data: Any) -> None:
         """Check the fields.
 
         Raises:
-            ConfigurationError: Fields are missing, unknown, of the wrong type or out of range.
+            ConfigurationError: Fields are missing, unknown, of the wrong type or out of range, or
+                have no name.
         """
+        if unnamed:
+            raise ConfigurationError(
+                f"{self._name()} got {', '.join(map(repr, unnamed))} without a name; its options "
+                f"are {', '.join(self._options()) or 'none'}"
+            )
         try:
             super().__init__(**data)
         except ValidationError as error:
@@ -30,8 +36,11 @@ class Value(BaseModel):
             if any(e["type"] == "extra_forbidden" for e in error.errors()):
                 problems.append(f"its options are {', '.join(self._options()) or 'none'}")
             text = "; ".join(problems)
-            name = self.model_config.get("title") or type(self).__name__
-            raise ConfigurationError(f"{name} cannot be built with {text}") from None
+            raise ConfigurationError(f"{self._name()} cannot be built with {text}") from None
+
+    @classmethod
+    def _name(cls) -> str:
+        return cls.model_config.get("title") or cls.__name__
 
     @classmethod
     def _options(cls) -> list[str]:

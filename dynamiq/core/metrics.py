@@ -83,10 +83,11 @@ def simulate(
             f"a simulation takes a floating-point tensor [ranks, entries], got a "
             f"{type(gradients).__name__}"
         )
-    if gradients.dim() != 2 or not gradients.is_floating_point():
+    is_matrix = gradients.dim() == 2 and gradients.layout == torch.strided
+    if not is_matrix or not gradients.is_floating_point():
         raise InputError(
             f"a simulation takes a floating-point tensor [ranks, entries], got "
-            f"{gradients.dtype}{list(gradients.shape)}"
+            f"{gradients.dtype}{list(gradients.shape)}, {gradients.layout}"
         )
     for value, kind in ((compressor, Compressor), (topology, Topology)):
         if not isinstance(value, kind):

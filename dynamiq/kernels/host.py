@@ -27,7 +27,7 @@ from pathlib import Path
 
 from dynamiq.core.errors import KernelError
 from dynamiq.kernels.cache import cache_folder, source_digest
-from dynamiq.kernels.registry import KernelSpec, kernels_of
+from dynamiq.kernels.registry import KernelSpec, built_together
 from dynamiq.kernels.threads import in_parts
 
 COMPILERS = ("c++", "g++", "clang++")
@@ -54,7 +54,9 @@ class Library:
         Raises:
             KernelError: There is no compiler, or it fails, or what it made cannot be loaded.
         """
-        with _compiled(find_compiler(), kernels_of(family), entry_format) as paths:
+        with _compiled(
+            find_compiler(), built_together(family, entry_format), entry_format
+        ) as paths:
             self._functions = {path.stem: _function(path) for path in paths}
 
     def run(self, kernel: str, arguments: ctypes.Structure, count: int) -> None:

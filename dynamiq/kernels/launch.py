@@ -15,7 +15,7 @@ import torch
 
 from dynamiq.core.errors import KernelError
 from dynamiq.kernels.nvrtc import CompiledKernel, compile_kernel, known_architectures
-from dynamiq.kernels.registry import find_kernel, for_device, kernels_of
+from dynamiq.kernels.registry import built_together, find_kernel, for_device
 
 THREADS_PER_SUPERGROUP = 16
 THREADS_PER_BLOCK = 128
@@ -64,7 +64,7 @@ def launcher(
         index = _index(device)
         with torch.cuda.device(index):
             # All at once, before any of them has written something.
-            for spec in kernels_of(family):
+            for spec in built_together(family, entry_format):
                 _loaded(spec.name, entry_format, index)
     except KernelError as error:
         entries = f" for {entry_format}" if entry_format else ""

@@ -5,7 +5,7 @@ says where a kernel has run and given the reference's bits.
 """
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -62,6 +62,12 @@ class KernelSpec:
         """The file that defines it."""
         return self.folder / f"{self.name}.cu"
 
+    def formats_among(self, asked: Sequence[str]) -> Sequence[str | None]:
+        """Return those of some entry formats that it has; the one answer None if it reads none."""
+        return (
+            [name for name in asked if name in self.entry_formats] if self.entry_formats else [None]
+        )
+
     def check(self, entry_format: str | None, architecture: Architecture) -> None:
         """Refuse what this kernel cannot be built for.
 
@@ -102,7 +108,7 @@ KERNELS = {
         KernelSpec("rotate", "hadamard"),
         KernelSpec("mix", "hadamard"),
         KernelSpec("rotate_back", "hadamard"),
-        KernelSpec("carry", "hadamard"),
+        KernelSpec("carry", "hadamard", entry_formats=()),
     )
 }
 
@@ -110,6 +116,15 @@ KERNELS = {
 def kernels_of(family: str) -> tuple[KernelSpec, ...]:
     """Return the kernels of one format."""
     return tuple(spec for spec in KERNELS.values() if spec.family == family)
+
+
+def built_together(family: str, entry_format: str | None) -> tuple[KernelSpec, ...]:
+    """Return what a build for an entry format holds; None is that of kernels that read no entries.
+
+    A family may have both, so that what reads no entries is built once for all formats.
+    """
+    reads = entry_format is not None
+    return tuple(spec for spec in kernels_of(family) if bool(spec.entry_formats) == reads)
 
 
 def find_kernel(name: str) -> KernelSpec:

@@ -51,13 +51,19 @@ class Session:
         self._buffers = Buffers()
 
     def connect(self) -> Schedule:
-        """Join the group once and check that all ranks have the same settings."""
+        """Join the group once; check that all ranks have the same settings, and not too many.
+
+        Raises:
+            AgreementError: Settings differ.
+            ConfigurationError: The compressor cannot sum so many ranks.
+        """
         self.executor.check_open()
         if self._schedule is None:
             # A transport that cannot be joined decides itself whether it may be tried again.
             hellos = self.transport.connect(json.dumps(self.settings.to_dict()).encode())
             try:
                 check_hellos(hellos)
+                self.settings.compressor.check_world_size(self.transport.world_size)
                 self._schedule = self.settings.topology.schedule(self.transport.world_size)
             except BaseException as error:
                 self.executor.fail(error)

@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from dynamiq.core.errors import InputError
+from dynamiq.roofline.case import Case
+from dynamiq.roofline.families import COPY, traffic
 from dynamiq.roofline.row import Row
-from dynamiq.roofline.traffic import COPY, traffic
+from dynamiq.roofline.traffic import UNIT
 
 _REMEDY = "make one by: scripts/test tests/benchmarks/test_kernels.py --benchmark-json kernels.json"
 
@@ -36,7 +38,8 @@ def _row(info: dict[str, Any], seconds: float) -> Row:
     """Return one row; ``seconds`` and ``copy_s`` are those of ``calls`` calls each."""
     entries, entry_format = info["entries"], info["format"]
     calls = entries * info["calls"]
-    copy = traffic(COPY, entry_format, None, supergroups=1).moved_bytes / 256
+    # Beside a kernel that reads no entries, float32 ones are copied.
+    copy = traffic(Case(COPY, entry_format or "FP32"), units=1).moved_bytes / UNIT
     return Row(
         kernel=info["kernel"],
         format=entry_format,
@@ -51,4 +54,5 @@ def _row(info: dict[str, Any], seconds: float) -> Row:
         bytes_per_entry=(info["read_bytes"] + info["written_bytes"]) / entries,
         copy_bytes_per_s=calls / info["copy_s"] * copy,
         instructions_per_entry=info.get("instructions_per_entry"),
+        operands=info.get("operands"),
     )

@@ -10,7 +10,7 @@ from dynamiq.roofline.machine import MACHINES
 from dynamiq.roofline.row import MEMORY_BOUND, Row
 
 _NUMBERS = ("10⁶\nentries/s", "bytes/\nentry", "GB/s", "of a\ncopy", "instr./\nbyte")
-_SHORT = {"stochastic": "stoch.", "correlated": "corr.", "nearest": "near."}
+_SHORT = {"stochastic": "stoch.", "correlated": "corr.", "nearest": "near.", "prescaled": "presc."}
 
 
 def tables(rows: Iterable[Row]) -> Group:
@@ -23,7 +23,8 @@ def tables(rows: Iterable[Row]) -> Group:
 def _table(kernel: str, rows: list[Row]) -> Table:
     table = Table(title=kernel, title_justify="left", box=None, pad_edge=False)
     table.padding = (0, 1, 0, 0)
-    for column in ("", "format", "width", "round-\ning"):
+    has_operands = any(row.operands for row in rows)
+    for column in ("", "format", "operands" if has_operands else "width", "round-\ning"):
         table.add_column(column)
     for column in _NUMBERS:
         table.add_column(column, justify="right")
@@ -32,8 +33,8 @@ def _table(kernel: str, rows: list[Row]) -> Table:
         intensity = row.instructions_per_byte
         table.add_row(
             "predicted" if row.predicted else "measured",
-            row.format,
-            "–" if row.width is None else str(row.width),
+            row.format or "–",
+            row.operands or str(row.width or "–"),
             _SHORT.get(row.rounding or "", "–"),
             f"{row.entries_per_s / 1e6:.0f}",
             f"{row.bytes_per_entry:.2f}",
@@ -57,7 +58,7 @@ def _legend(rows: list[Row]) -> list[str]:
         "Bytes are counted from the operands, each once. A copy: of the same entries, in the same "
         f"run. What binds is memory from {MEMORY_BOUND:.0%} of its bandwidth on, and below the "
         "core, computing or waiting for single lines. Instructions: on a host executed ones, a "
-        "vector instruction once; predicted ones are all of a thread's machine code, in a build "
-        "for one width.",
+        "vector instruction once; predicted ones are all of a thread's machine code, for all kinds "
+        "of operands, but in a build for one width.",
     ]
     return lines

@@ -13,7 +13,7 @@ class Row:
 
     Attributes:
         kernel: Its name, or "copy".
-        format: How entries are stored.
+        format: How entries are stored; None for kernels that read none.
         width: Bits of a code; None for kernels without widths.
         rounding: Of entries; None where nothing is rounded, or for code that holds all roundings.
         machine: The processor's name.
@@ -27,10 +27,11 @@ class Row:
             predicted, that of the datasheet.
         instructions_per_entry: Measured on a host: executed ones, of which a vector instruction
             counts once. Predicted: all of a thread's machine code. None if nobody counted.
+        operands: What else decides how much is moved, such as "mxfp4_e2m1"; None if nothing does.
     """
 
     kernel: str
-    format: str
+    format: str | None
     width: int | None
     rounding: str | None
     machine: str
@@ -42,6 +43,7 @@ class Row:
     bytes_per_entry: float
     copy_bytes_per_s: float
     instructions_per_entry: float | None
+    operands: str | None = None
 
     @property
     def bytes_per_s(self) -> float:

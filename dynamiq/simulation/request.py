@@ -61,7 +61,7 @@ class Request:
                 f"draws any number of ranks with the same spectrum and correlation"
             )
         if ranks < 2:
-            raise InputError(f"{self.gradients} holds one rank, which has nobody to reduce with")
+            raise InputError(f"{self.gradients} holds {ranks} rank(s), and an all-reduce needs two")
         return AllChunks(gradients[:n, : self.entries].contiguous())
 
     def _synthetic(self) -> Drawn:

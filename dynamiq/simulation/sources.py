@@ -145,12 +145,14 @@ def read(path: Path, name: str | None = None) -> Tensor:
     if name is not None and name not in tensors:
         raise InputError(f"{path} holds no {name!r}; there are {', '.join(tensors) or 'none'}")
     found = tensors[name] if name is not None else next(iter(tensors.values()))
-    if found.dim() < 2 or not found.is_floating_point():
+    has_numbers = found.layout == torch.strided and not found.is_meta
+    if found.dim() < 2 or not found.is_floating_point() or not has_numbers:
+        kind = "" if has_numbers else f"{found.layout} on {found.device}, "
         raise InputError(
-            f"{path} holds {found.dtype}{list(found.shape)}; a simulation takes floating-point "
-            f"gradients [ranks, ...]: stack those of all ranks"
+            f"{path} holds {kind}{found.dtype}{list(found.shape)}; a simulation takes "
+            f"floating-point gradients [ranks, ...]: stack those of all ranks"
         )
-    gradients = found.float().flatten(1)
+    gradients = found.detach().float().flatten(1)
     if not gradients.isfinite().all():
         raise InputError(f"{path} holds NaN or infinities, whose error cannot be measured")
     return gradients

@@ -100,10 +100,11 @@ class LoopbackTransport(Transport):
         Raises:
             InputError: An argument is out of range.
         """
-        if world_size < 1 or not timeout_s > 0:
+        is_known = isinstance(world_size, int) and isinstance(timeout_s, int | float)
+        if not is_known or world_size < 1 or not timeout_s > 0:
             raise InputError(
                 f"a world has at least one rank and a positive timeout_s, not "
-                f"world_size={world_size}, timeout_s={timeout_s:g}"
+                f"world_size={world_size!r}, timeout_s={timeout_s!r}"
             )
         wire = _Wire(world_size, rendezvous, timeout_s)
         return [cls(rank, wire) for rank in range(world_size)]

@@ -82,9 +82,9 @@ class ProcessGroupTransport(Transport):
         Raises:
             InputError: ``timeout_s`` is not positive.
         """
-        if not 0 < timeout_s <= _LONGEST_S:
+        if not isinstance(timeout_s, int | float) or not 0 < timeout_s <= _LONGEST_S:
             raise InputError(
-                f"timeout_s must be positive and at most {_LONGEST_S:g}, not {timeout_s:g}"
+                f"timeout_s must be positive and at most {_LONGEST_S:g}, not {timeout_s!r}"
             )
         self.timeout_s = timeout_s
         self._asked: Any = group

@@ -3,12 +3,12 @@
 import pytest
 
 CHOICES = {
-    "entries": {"type": int, "help": "entries of every kernel benchmark, a multiple of 256"},
+    "entries": {"type": int, "help": "entries of every kernel benchmark, a multiple of 65536"},
     "threads": {"type": int, "default": 1, "help": "threads of the host kernels (default 1)"},
     "rounding": {
-        "choices": ["stochastic", "correlated", "nearest"],
+        "choices": ["stochastic", "correlated", "nearest", "prescaled"],
         "action": "append",
-        "help": "rounding of every kernel benchmark; may be repeated",
+        "help": "rounding of all kernels that know it; may be repeated",
     },
     "device": {"default": "cpu", "help": "where kernels run: cpu (the default) or cuda"},
 }

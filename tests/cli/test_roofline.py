@@ -10,10 +10,13 @@ from typer.testing import CliRunner
 from dynamiq.cli import roofline as command
 from dynamiq.cli.main import app
 from dynamiq.core.errors import KernelError
+from dynamiq.kernels.mx.wire import ELEMENTS
 from dynamiq.kernels.registry import kernels_of
+from dynamiq.roofline.case import Case
+from dynamiq.roofline.families import traffic
 from dynamiq.roofline.machine import H200
 from dynamiq.roofline.measured import read
-from dynamiq.roofline.row import Row
+from dynamiq.roofline.row import MEMORY_BOUND, Row
 
 RUN = Path(__file__).parents[1] / "data" / "kernel_benchmarks.json"
 
@@ -33,11 +36,13 @@ def predicted(monkeypatch):
     """What would be compiled and counted, without compiling it."""
     cases = []
 
-    def pretend(machine, kernel, entry_format, width):
-        cases.append((machine.name, kernel, entry_format, width))
+    def pretend(machine, case):
+        cases.append((machine.name, case))
         return Row(
-            *(kernel, entry_format, width, None, machine.name, "NVRTC", True, None, None),
+            *(case.kernel, case.format, case.width, None),
+            *(machine.name, "NVRTC", True, None, None),
             *(machine.entries_per_s(5.0, 100.0), 5.0, machine.memory_bytes_per_s, 100.0),
+            case.operands,
         )
 
     monkeypatch.setattr(command, "predict", pretend)
@@ -53,7 +58,9 @@ def test_help_says_what_is_measured_and_what_is_predicted():
     assert "[FILE]..." in text
     assert "tests/benchmarks/test_kernels.py" in text
     assert "--predict GPU Add bounds for a GPU that need not be here: H200." in text
-    assert "[default: 2, 4, 8]" in text
+    assert "[default: (2, 4, 8)]" in text
+    assert "[default: supergroups, mx, hadamard]" in text
+    assert "The family allocation has no rows" in text
     assert "--json" in text
     overview = CliRunner().invoke(app, ["--help"]).stdout
     assert "roofline Show entries, bytes and instructions" in words(overview)
@@ -83,23 +90,39 @@ def test_the_table_holds_the_same_numbers():
 
 
 def test_predictions_are_marked_and_cite_the_datasheet(predicted):
-    result = run(RUN, "--predict", "H200", "--width", 4)
+    result = run(RUN, "--predict", "H200", "--width", 4, "--family", "supergroups")
     text = words(result.stdout)
 
     assert result.exit_code == 0
     assert predicted == [
-        ("H200", spec.name, "FP32", 4 if spec.has_widths else None)
+        ("H200", Case(spec.name, "FP32", 4 if spec.has_widths else None))
         for spec in kernels_of("supergroups")
     ]
     assert len(re.findall("^predicted ", result.stdout, re.MULTILINE)) == len(predicted)
     assert f"predicted: H200, never run; {words(H200.source)}" in text
 
 
+def test_all_families_are_predicted_unless_some_are_chosen(predicted):
+    assert run("--predict", "h200").exit_code == 0
+    assert {name for name, _ in predicted} == {"H200"}
+    all_kernels = {case.kernel for _, case in predicted}
+    assert all_kernels == {
+        spec.name for family in ("supergroups", "mx", "hadamard") for spec in kernels_of(family)
+    }
+    predicted.clear()
+    result = run("--predict", "H200", "--family", "mx")
+    assert {case.kernel for _, case in predicted} == {spec.name for spec in kernels_of("mx")}
+    cells = [line.split() for line in result.stdout.splitlines() if line.startswith("predicted ")]
+    assert [c[2] for c in cells if "FP32" in c] == [case.operands for _, case in predicted]
+    assert {case.operands for _, case in predicted} == set(ELEMENTS)
+
+
 def test_formats_and_widths_are_chosen(predicted):
     result = run("--predict", "H200", "--format", "bf16", "--width", 3, "--json")
     assert result.exit_code == 0
-    assert {case[2] for case in predicted} == {"BF16"}
-    assert {case[3] for case in predicted} == {None, 3}
+    assert {case.format for _, case in predicted} - {None} == {"BF16"}
+    assert {case.width for _, case in predicted} == {None, 3}
+    assert not {spec.name for spec in kernels_of("mx")} & {case.kernel for _, case in predicted}
     assert all(row["predicted"] for row in json.loads(result.stdout))
 
 
@@ -115,6 +138,15 @@ def test_the_table_fits_into_80_columns(predicted):
         ([], "give a FILE of measurements, or --predict GPU, or both"),
         (["--predict", "H300"], "--predict: 'H300' is unknown; there are H200"),
         (["--predict", "H200", "--format", "fp8"], "--format: 'FP8' is unknown; there are FP32"),
+        (["--predict", "H200", "--family", "fill"], "--family: 'fill' is unknown; there are super"),
+        (
+            ["--predict", "H200", "--family", "mx", "--format", "bf16"],
+            "--format: no kernel of mx is written for entries in BF16",
+        ),
+        (
+            ["--predict", "H200", "--family", "mx", "--width", 4],
+            "--width: kernels of mx are not built for a width; add --family supergroups",
+        ),
         (["--predict", "H200", "--width", 11], "--width: 11 is unknown; there are 1, 2,"),
     ],
 )
@@ -142,13 +174,21 @@ def test_what_cannot_be_compiled_exits_with_1(monkeypatch):
     assert result.stderr.strip().endswith("error: compiling for a GPU needs NVRTC")
 
 
-def test_a_prediction_is_the_tighter_bound_of_compiled_code():
-    result = run("--predict", "H200", "--width", 4, "--json")
+@pytest.mark.parametrize(
+    "family", ["supergroups", "mx", pytest.param("hadamard", marks=pytest.mark.soak)]
+)
+def test_a_prediction_is_the_tighter_bound_of_compiled_code(family):
+    width = ["--width", 4] if family == "supergroups" else []
+    result = run("--predict", "H200", "--family", family, *width, "--json")
     assert result.exit_code == 0, result.stderr
-    rows = {row["kernel"]: row for row in json.loads(result.stdout)}
-    for row in rows.values():
+    rows = json.loads(result.stdout)
+    assert {row["kernel"] for row in rows} == {spec.name for spec in kernels_of(family)}
+    for row in rows:
         by_memory = H200.memory_bytes_per_s / row["bytes_per_entry"]
         by_instructions = H200.instructions_per_s / row["instructions_per_entry"]
         assert row["entries_per_s"] == min(by_memory, by_instructions)
-        assert row["binds"] == ("memory" if by_memory <= by_instructions else "compute")
+        assert row["binds"] == ("memory" if row["share_of_copy"] >= MEMORY_BOUND else "compute")
         assert row["build"] == "NVRTC, sm_90a"
+        case = Case(row["kernel"], row["format"], row["width"], row["operands"])
+        moved = traffic(case, 512).moved_bytes
+        assert row["bytes_per_entry"] == moved / (512 * 256)

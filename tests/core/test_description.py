@@ -93,6 +93,8 @@ def test_no_digest_is_blind_to_what_is_inside():
             lambda: OmniReduceCompressor(budget=4),
             "budget=4: .* its options are mode, payload, bit_budget$",
         ),
+        (lambda: OmniReduceCompressor("topk"), "got 'topk' without a name; its options are mode, "),
+        (lambda: Ring(3), "Ring got 3 without a name; its options are none"),
         (lambda: Ring(size=4), "size=4: .* its options are none$"),
         (lambda: Nested(several=(Uncompressed(), Ring())), r"several\.1"),
     ],

@@ -122,8 +122,9 @@ class TestMeasureError:
             torch.zeros(2, 3, 4),
             torch.zeros(2, 3).long(),
             torch.zeros(2, 3).cfloat(),
+            torch.zeros(2, 3).to_sparse(),
         ],
-        ids=lambda t: f"{t.dtype}{list(t.shape)}",
+        ids=lambda t: f"{t.layout}-{t.dtype}{list(t.shape)}",
     )
     def test_what_is_not_a_matrix_of_floats_is_refused(self, gradients):
         with pytest.raises(InputError, match=r"floating-point tensor \[ranks, entries\]"):

@@ -19,11 +19,13 @@ def emulator(folder: Path):
     """
 
     @cache
-    def function(kernel: str, entry_format: str, *, reverse: bool):
+    def function(kernel: str, entry_format: str | None, *, reverse: bool):
         path = folder / f"{kernel}-{entry_format}-{reverse}.so"
         flags = ["-std=c++17", "-O1", "-w", "-ffp-contract=off", "-shared", "-fPIC"]
         source = find_kernel(kernel).source
-        defines = [f"-DNAME={kernel}", f'-DKERNEL_FILE="{source}"', f"-DENTRY_{entry_format}"]
+        defines = [f"-DNAME={kernel}", f'-DKERNEL_FILE="{source}"']
+        if entry_format:
+            defines.append(f"-DENTRY_{entry_format}")
         order, folders = f"-DREVERSED={int(reverse)}", [f"-I{SOURCE}", "-o", path]
         command = [*host.find_compiler(), *flags, *defines, order, *folders, EMULATOR]
         subprocess.run(command, check=True)

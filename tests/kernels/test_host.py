@@ -221,7 +221,7 @@ def test_of_processes_that_start_at_once_one_compiles(cache, script, tmp_path):
 def test_sources_flags_compiler_and_cpu_have_folders_of_their_own(
     cache, script, tmp_path, monkeypatch, header
 ):
-    def moved(family):
+    def moved(family, entry_format):
         return [replace(spec, root=tmp_path / "source") for spec in kernels_of(family)]
 
     monkeypatch.setenv("CXX", script(MAKES_GARBAGE))
@@ -230,7 +230,7 @@ def test_sources_flags_compiler_and_cpu_have_folders_of_their_own(
         lambda: monkeypatch.setenv("DYNAMIQ_HOST_FLAGS", "-O1"),
         lambda: monkeypatch.setenv("DYNAMIQ_HOST_FLAGS", "-O1 -march=x86-64-v2"),
         lambda: monkeypatch.setenv("CXX", f"{tmp_path}/compiler -D__VERSION__='another'"),
-        lambda: monkeypatch.setattr(host, "kernels_of", moved),
+        lambda: monkeypatch.setattr(host, "built_together", moved),
     ]
     shutil.copytree(SOURCE, tmp_path / "source")
     with (tmp_path / "source" / header).open("a") as file:

@@ -98,6 +98,20 @@ def test_a_kernel_refuses_what_it_is_not_written_for():
 
 
 def test_kernels_take_every_format_or_float32_or_no_entries():
-    kinds = {spec.family: spec.entry_formats for spec in KERNELS.values()}
-    every = {"supergroups": ENTRY_FORMATS, "hadamard": ENTRY_FORMATS}
-    assert kinds == {**every, "allocation": (), "mx": ("FP32",)}
+    kinds = {(spec.family, spec.entry_formats) for spec in KERNELS.values()}
+    assert kinds == {
+        ("supergroups", ENTRY_FORMATS),
+        *(("hadamard", formats) for formats in (ENTRY_FORMATS, ())),
+        ("allocation", ()),
+        ("mx", ("FP32",)),
+    }
+
+
+def test_a_build_holds_what_reads_entries_or_what_reads_none():
+    def names(family, entry_format):
+        return [spec.name for spec in registry.built_together(family, entry_format)]
+
+    assert names("hadamard", "BF16") == ["energies", "rotate", "mix", "rotate_back"]
+    assert names("hadamard", None) == ["carry"]
+    assert names("allocation", None) == ["fill"]
+    assert names("supergroups", None) == []

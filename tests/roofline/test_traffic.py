@@ -3,14 +3,19 @@
 import pytest
 import torch
 
+from dynamiq.core.errors import KernelError
 from dynamiq.core.layout import Layout
-from dynamiq.kernels.registry import ENTRY_DTYPES, WIDTHS, kernels_of
+from dynamiq.kernels.registry import ENTRY_DTYPES, ENTRY_FORMATS, KERNELS, WIDTHS
 from dynamiq.kernels.supergroups.wire import Address
-from dynamiq.roofline.traffic import COPY, ENTRY_BYTES, traffic
+from dynamiq.roofline.case import Case
+from dynamiq.roofline.families import COPY, FAMILIES, traffic
+from dynamiq.roofline.traffic import ENTRY_BYTES, UNIT
+from tests.benchmarks import of_hadamard, of_mx
 from tests.kernels.supergroups import operations
 from tests.kernels.supergroups.operations import Call
 
 SUPERGROUPS, TILES = 1024, 2
+ENTRIES = 1 << of_hadamard.LOG_BLOCK
 
 
 def nbytes(*tensors):
@@ -41,13 +46,43 @@ def test_every_operand_counts_once(dtype, width):
         "store": (nbytes(sums, c.tiles.units) + result_range, written),
     }
     for kernel, (read, wrote) in expected.items():
-        moved = traffic(kernel, ENTRY_DTYPES[dtype], width, SUPERGROUPS)
+        moved = traffic(Case(kernel, ENTRY_DTYPES[dtype], width), SUPERGROUPS)
         assert (moved.read_bytes, moved.written_bytes) == (read, wrote), kernel
         assert moved.moved_bytes == read + wrote
 
 
+PREPARED = [
+    pytest.param(module, case, id=f"{case.kernel}-{case.format}-{case.operands}")
+    for name, module in (("mx", of_mx), ("hadamard", of_hadamard))
+    for case in FAMILIES[name].cases(ENTRY_FORMATS, WIDTHS)
+]
+
+
+@pytest.mark.parametrize(("module", "case"), PREPARED)
+def test_bytes_are_those_of_what_the_kernels_take_and_write(module, case):
+    call = module.prepare(case, None, ENTRIES, "cpu")
+    moved = traffic(case, ENTRIES // UNIT)
+    assert (moved.read_bytes, moved.written_bytes) == (nbytes(*call.read), nbytes(*call.written))
+    (written,) = call.written
+    in_place = any(written is tensor for tensor in call.read)
+    results = []
+    for byte in (0, 255):
+        if not in_place:
+            written.view(torch.uint8).fill_(byte)
+        call.run()
+        results.append(written.view(torch.uint8).clone())
+    assert in_place or torch.equal(*results), "every byte is written"
+
+
 def test_every_kernel_and_format_is_counted():
-    for spec in kernels_of("supergroups"):
-        for entry_format in spec.entry_formats:
-            assert traffic(spec.name, entry_format, 4 if spec.has_widths else None, 1).moved_bytes
+    found = [case for f in FAMILIES.values() for case in f.cases(ENTRY_FORMATS, [4])]
+    for spec in KERNELS.values():
+        mine = {case.format for case in found if case.kernel == spec.name}
+        assert mine == (set(spec.entry_formats) or {None} if spec.family in FAMILIES else set())
+    assert all(traffic(case, 1).moved_bytes for case in found)
     assert {name: dtype.itemsize for dtype, name in ENTRY_DTYPES.items()} == ENTRY_BYTES
+
+
+def test_what_has_no_bytes_per_entry_is_refused():
+    with pytest.raises(KernelError, match="fill moves no fixed number of bytes per entry"):
+        traffic(Case("fill", None), 1)

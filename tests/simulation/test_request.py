@@ -60,7 +60,7 @@ def test_a_file_cannot_give_what_it_has_not(file, asked, complaint):
 
 def test_one_rank_has_nobody_to_reduce_with(tmp_path):
     torch.save(torch.ones(1, 5), tmp_path / "g.pt")
-    with pytest.raises(InputError, match="holds one rank"):
+    with pytest.raises(InputError, match=r"holds 1 rank\(s\), and an all-reduce needs two"):
         Request(str(tmp_path / "g.pt")).world()
 
 

@@ -33,6 +33,10 @@ class TestRead:
             torch.save(content, path)
             assert torch.equal(read(path), x)
 
+    def test_parameters_are_gradients_like_others(self, tmp_path):
+        torch.save(torch.nn.Parameter(torch.ones(2, 3)), tmp_path / "g.pt")
+        assert not read(tmp_path / "g.pt").requires_grad
+
     def test_one_of_several_is_named(self, tmp_path):
         path = tmp_path / "g.safetensors"
         save_file({"a": torch.zeros(2, 3), "b": torch.ones(2, 3)}, path)
@@ -48,6 +52,8 @@ class TestRead:
         [
             (torch.zeros(8), r"torch.float32\[8\]; a simulation takes floating-point gradients"),
             (torch.zeros(2, 3).long(), r"torch.int64\[2, 3\]; a simulation takes floating-point"),
+            (torch.zeros(2, 3).to_sparse(), "holds torch.sparse_coo on cpu, torch.float32"),
+            (torch.zeros(2, 3, device="meta"), "holds torch.strided on meta, torch.float32"),
             (torch.tensor([[1.0, math.nan]]), "holds NaN or infinities"),
             (torch.tensor([[1.0, math.inf]]), "holds NaN or infinities"),
             ([torch.zeros(2, 3)], "holds a list, no tensor and no dict of them"),

@@ -277,7 +277,7 @@ def test_a_post_needs_a_connection():
     assert "call connect first" in text
 
 
-@pytest.mark.parametrize("timeout_s", [0, -1.0, float("nan")])
+@pytest.mark.parametrize("timeout_s", [0, -1.0, float("nan"), "4", None])
 def test_the_timeout_is_positive(timeout_s):
     with pytest.raises(InputError, match="timeout_s must be positive"):
         GlooTransport(timeout_s=timeout_s)

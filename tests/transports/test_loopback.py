@@ -90,7 +90,9 @@ def test_a_post_needs_a_connection():
         send(LoopbackTransport.world(2)[0], 1)
 
 
-@pytest.mark.parametrize("arguments", [{"world_size": 0}, {"world_size": 2, "timeout_s": 0}])
+@pytest.mark.parametrize(
+    "arguments", [{"world_size": 0}, {"world_size": "4"}, {"world_size": 2, "timeout_s": 0}]
+)
 def test_a_world_has_ranks_and_a_timeout(arguments):
     with pytest.raises(InputError, match="at least one rank and a positive timeout_s"):
         LoopbackTransport.world(**arguments)

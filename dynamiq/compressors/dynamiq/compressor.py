@@ -51,8 +51,8 @@ class DynamiQCompressor(Compressor):
 
     Attributes:
         bit_budget: Mean bits per padded entry that cross a link per pass, all metadata included;
-            a ceiling on the mean over ranks. (A reduce-scatter at less than 0.125 bits above the
-            least budget exceeds it by up to that.)
+            a ceiling on the mean over ranks. (Less than 0.2 bits above the least budget, calls
+            exceed it by up to that.)
         widths: Bit widths in use, from 1 to 10 and 16, ascending. 16 bits are plain BF16.
         rounding: "stochastic" (private, unbiased), "correlated" (one stratum per rank, lower
             error, biased over several hops by under 1 % of the error), "nearest" (biased), or

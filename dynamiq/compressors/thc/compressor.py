@@ -62,8 +62,9 @@ class THCCompressor(Compressor):
             float32[d], kept for every key; every call needs one.
 
     Raises:
-        ConfigurationError: Options that contradict each other; in a call, more ranks than sums of
-            g times their number below 2^30 allow: 1024 with 20 bits, 71 million with 4.
+        ConfigurationError: Options that contradict each other; when a pipeline connects, more ranks
+            than sums of g times their number below 2^30 allow: 1024 with 20 bits, 71 million with
+            4.
     """
 
     kind: Literal["thc"] = "thc"
@@ -113,6 +114,15 @@ class THCCompressor(Compressor):
         """What payloads are counted in."""
         return UNIT
 
+    def check_world_size(self, world_size: int) -> None:
+        """Refuse ranks whose sums may not fit into what kernels count with."""
+        largest = self.granularity * world_size
+        if largest >= MOST:
+            raise ConfigurationError(
+                f"sums of {world_size} ranks reach {largest}, and 2^30 is the limit; use fewer "
+                f"bits, or at most {(MOST - 1) // self.granularity} ranks"
+            )
+
     def statistics(self, x: Tensor, layout: Layout, call: Call, state: State) -> Statistics:
         """Return √‖x‖ of every block, float32: no norm overflows or vanishes then, max-reduced."""
         entries = entries_of(corrected(x, state.private.get(RESIDUAL)))
@@ -136,12 +146,7 @@ class THCCompressor(Compressor):
     ) -> THCEncoding:
         """Derive one range per block from the largest norms."""
         assert statistics is not None
-        n = layout.world_size
-        if self.granularity * n >= MOST:
-            raise ConfigurationError(
-                f"sums of {n} ranks reach {self.granularity * n}, and 2^30 is the limit; use fewer "
-                f"bits, or at most {(MOST - 1) // self.granularity} ranks"
-            )
+        self.check_world_size(layout.world_size)  # for callers that are no pipelines
         return THCEncoding(self, statistics, layout, call, state)
 
     @property

@@ -71,7 +71,7 @@ def dequantize(codes: Tensor, blocks: Blocks, finish: Finish, out: Tensor) -> No
 def pack(codes: Tensor, bits: int, out: Tensor) -> None:
     """Write codes[m] with so many bits each to out: uint8[m · bits / 8]."""
     _check_payload(codes, bits, out)
-    if (run := _build(torch.float32, codes.device)) is None:
+    if (run := _build(None, codes.device)) is None:
         reference.pack(codes, bits, out)
         return
     integers = arguments.Integers.of(codes)
@@ -82,7 +82,7 @@ def pack(codes: Tensor, bits: int, out: Tensor) -> None:
 def unpack(payload: Tensor, bits: int, codes: Tensor, *, add: bool = False) -> None:
     """Replace codes[m] by what a payload says, or add that to them; sums must fit."""
     _check_payload(codes, bits, payload)
-    if (run := _build(torch.float32, codes.device)) is None:
+    if (run := _build(None, codes.device)) is None:
         values = reference.unpack(payload, bits)
         codes.copy_(codes + values if add else values)
         return
@@ -95,7 +95,7 @@ def repack(payload: Tensor, codes: Tensor, bits: tuple[int, int], out: Tensor) -
     """Write codes[m] + payload to out, with other bits; ``bits`` are those of both payloads."""
     _check_payload(codes, bits[0], payload)
     _check_payload(codes, bits[1], out)
-    if (run := _build(torch.float32, codes.device)) is None:
+    if (run := _build(None, codes.device)) is None:
         reference.pack(codes + reference.unpack(payload, bits[0]), bits[1], out)
         return
     integers = arguments.Integers.of(codes)
@@ -168,8 +168,8 @@ def _rotate_back(
                 run("mix", arguments.Mix(source, values, b, q, *step), piece.units)
 
 
-def _build(dtype: torch.dtype, device: torch.device) -> Run | None:
-    """Return what runs kernels; None for the reference."""
+def _build(dtype: torch.dtype | None, device: torch.device) -> Run | None:
+    """Return what runs kernels on entries of a dtype, or ``carry``; None for the reference."""
     return find_build("hadamard", dtype, device)
 
 

@@ -23,7 +23,7 @@ def emulated(tmp_path_factory):
 
     def build(dtype, device):
         def run(kernel, arguments, count):
-            emulate = function(kernel, ENTRY_DTYPES[dtype], reverse=True)
+            emulate = function(kernel, dtype and ENTRY_DTYPES[dtype], reverse=True)
             emulate(ctypes.byref(arguments), 0, count)
 
         return run

@@ -9,6 +9,7 @@ from dynamiq.core.errors import InputError
 from dynamiq.kernels.hadamard import ops
 from dynamiq.kernels.hadamard.operands import Blocks, Finish, Quantizer, passes
 from dynamiq.kernels.hadamard.parts import LOG_PIECE, parts_of
+from tests.kernels.hadamard.operations import Call, everything
 
 CPU = torch.device("cpu")
 BLOCKS = Blocks(9, 0, 1, torch.ones(2), torch.ones(2))
@@ -20,6 +21,15 @@ CODES = torch.zeros(1024, dtype=torch.uint8)
 def refuses(complaint, function, *arguments):
     with pytest.raises(InputError, match=complaint):
         function(*arguments)
+
+
+def test_one_build_for_the_entries_and_one_for_what_reads_none(monkeypatch):
+    asked = []
+    monkeypatch.setattr(ops, "find_build", lambda *what: asked.append(what))
+    x = torch.ones(500, dtype=torch.bfloat16)
+    for _ in everything(Call.of(x, 9, QUANTIZER, 4, mean=True)):
+        pass
+    assert set(asked) == {("hadamard", dtype, CPU) for dtype in (torch.bfloat16, None)}
 
 
 def test_entries_are_checked():

@@ -1,7 +1,6 @@
 // Integers of rotated entries: how they are stored, rounded, and packed into payloads.
 #pragma once
 
-#include "entries.cuh"
 #include "randomness.cuh"
 
 // Sums of integers, `bytes` (1, 2 or 4) each, none negative.

@@ -1,6 +1,7 @@
 // Rotated entries between passes over memory: float32, or integers once they are rounded.
 #pragma once
 
+#include "entries.cuh"
 #include "integers.cuh"
 #include "walsh.cuh"
 
