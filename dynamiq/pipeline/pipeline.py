@@ -46,7 +46,7 @@ class Pipeline:
         seed: int = 0,
         min_numel: int = 16_384,
         start_step: int = 2,
-        segments: int = 1,
+        segments: int | None = None,
         compress_float64: bool = False,
         on_nonfinite: Literal["propagate", "raise"] = "propagate",
         verify_every: int | None = None,
@@ -60,7 +60,8 @@ class Pipeline:
             seed: Of all randomness.
             min_numel: Calls with fewer entries travel uncompressed.
             start_step: DDP steps that travel uncompressed before compression begins.
-            segments: Parts of each chunk that overlap encoding and transfer; same results.
+            segments: Parts of each chunk that overlap encoding and transfer; same results. None
+                chooses by the size of the tensor, 1 to 8.
             compress_float64: Compress float64 (in float32) instead of sending it as it is.
             on_nonfinite: "propagate" NaN and infinities, or "raise" NonFiniteError on every rank.
             verify_every: Also compute the exact result of every N-th compressed call, for

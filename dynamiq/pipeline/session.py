@@ -19,6 +19,7 @@ from dynamiq.pipeline.executor import Executor
 from dynamiq.pipeline.handle import Handle
 from dynamiq.pipeline.ledger import Ledger
 from dynamiq.pipeline.request import Request
+from dynamiq.pipeline.segments import segments_of
 from dynamiq.pipeline.settings import Settings
 from dynamiq.pipeline.streams import Fence
 from dynamiq.pipeline.verification import Verification
@@ -158,6 +159,7 @@ class Session:
         number, self._calls = self._calls, self._calls + 1
         divisor = schedule.world_size if request.op == "mean" else 1
         gather = request.output is None
+        segments = self.settings.segments or segments_of(request.tensor)
         return Collective(
             compressor,
             schedule,
@@ -165,9 +167,9 @@ class Session:
             request.tensor.numel(),
             Call(self.settings.seed, number, divisor, gather),
             name=f"call {number} ({request.name})",
-            description=f"{request.description}, as {compressor.kind}",
+            description=f"{request.description}, as {compressor.kind}, in {segments} segments",
             bounds=request.bounds,
-            segments=self.settings.segments,
+            segments=segments,
             buffers=self._buffers,
         )
 
