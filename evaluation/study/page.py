@@ -54,6 +54,10 @@ _ERRORS: Errors = {
 }
 
 
+_LEAST_ROWS = 6
+"""Of which a rank correlation says anything."""
+
+
 def write_page(rows: Sequence[Row], output: Path, command: str) -> Path:
     """Write the page and, beside it, its picture; returns the picture's path.
 
@@ -119,8 +123,10 @@ def _cells(line: Line) -> list[str]:
 
 
 def _correlations(section: Section) -> str:
-    # One seed shows no scatter: a difference may be nothing else.
+    # One seed shows no scatter, and of a few rows any order is likely.
     lines = [line for line in section.lines if line.bits is not None and len(line.seeds) > 1]
+    if len(lines) < _LEAST_ROWS:
+        return f"Fewer than {_LEAST_ROWS} rows of several seeds: no rank correlation."
     increases = [line.loss_increase.mean for line in lines]
     found = []
     for name, measure in _ERRORS.items():
@@ -130,7 +136,7 @@ def _correlations(section: Section) -> str:
             if correlation is not None:
                 found.append(f"{name} {correlation:.2f}")
     if not found:
-        return "Too few recipes with several seeds for a rank correlation."
+        return "All increases are the same: no rank correlation."
     return f"Rank correlation of the loss increase with: {', '.join(found)} ({len(lines)} rows)."
 
 

@@ -19,8 +19,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from evaluation.reviews import MissingDataError
-from evaluation.study.records import Evaluation, Settings
-from evaluation.study.workloads import SGD_MOMENTUM
+from evaluation.study.records import SGD_MOMENTUM, Evaluation, Settings
 
 PARAMETERS = 17_392_134
 CLASSES = ("ABBR", "DESC", "ENTY", "HUM", "LOC", "NUM")

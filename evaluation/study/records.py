@@ -14,6 +14,7 @@ from pydantic import Field
 from evaluation.records import Record
 
 OptimizerName = Literal["adamw", "sgd"]
+SGD_MOMENTUM = 0.9
 
 
 class Settings(Record):

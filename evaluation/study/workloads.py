@@ -13,9 +13,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from evaluation import language_model
 from evaluation.language_model import Batches
 from evaluation.reviews import Tokens, load_tokens
-from evaluation.study.records import Evaluation, OptimizerName, Settings
-
-SGD_MOMENTUM = 0.9
+from evaluation.study.records import SGD_MOMENTUM, Evaluation, OptimizerName, Settings
 
 
 class Workload(Protocol):

@@ -16,6 +16,7 @@ from evaluation.study.records import (
     Row,
     Settings,
     append_row,
+    read_rows,
 )
 
 
@@ -154,9 +155,30 @@ class TestPage:
         line = "| paper | 4.00 | 3 | +0.1100 ± 0.0058 | +0.1100 ± 0.0058 |  | 2.00e-02 | 4.00e-02 |"
         assert line in text
         assert "| paper | 3.00 | 1 | +0.2000 | +0.2000 |  | 2.00e-02 | 4.00e-02 |  |" in text
-        assert "vNMSE 1.00, weighted error 1.00, Adam's error 1.00" in text
+        assert text.count("no rank correlation") == 2
         assert "14 runs, 7.0 hours of training steps, at abc, with torch 2.13.0" in text
         assert "    python -m evaluation.study page rows.jsonl\n" in text
+
+    def test_a_correlation_needs_several_rows_of_several_seeds(self, tmp_path: Path) -> None:
+        exact = [row(seed=seed) for seed in (0, 1)]
+        runs = [
+            row("paper", 2 + 0.1 * bits, seed=seed, bits=bits, error=0.01 * bits)
+            for bits in (3, 4, 5, 6, 7, 8)
+            for seed in (0, 1)
+        ]
+        alone = row("local", 9.0, bits=3, error=1e-9)
+        write_page([*exact, *runs, alone], tmp_path / "study.md", "")
+        text = (tmp_path / "study.md").read_text()
+        assert "vNMSE 1.00, weighted error 1.00, Adam's error 1.00 (6 rows)." in text
+        write_page([*exact, *runs[2:], alone], tmp_path / "study.md", "")
+        assert "no rank correlation" in (tmp_path / "study.md").read_text()
+
+    def test_the_page_is_what_its_rows_give(self, tmp_path: Path) -> None:
+        results = Path(__file__).parents[2] / "docs" / "results"
+        rows = "docs/results/study/rows.jsonl"
+        command = f"python -m evaluation.study page {rows} --output docs/results/study.md"
+        write_page(read_rows(results / "study" / "rows.jsonl"), tmp_path / "study.md", command)
+        assert (tmp_path / "study.md").read_text() == (results / "study.md").read_text()
 
     def test_the_command_writes_it(
         self,
