@@ -31,7 +31,7 @@ from dynamiq.core.errors import ConfigurationError
 from evaluation import figure, report
 from evaluation.interruption import Interrupted, interruptions_raise
 from evaluation.language_model import PARAMETERS
-from evaluation.launch import WorkerError, Workers
+from evaluation.launch import TRAINING, WorkerError, Workers
 from evaluation.namespaces import NetworkError
 from evaluation.network import Hosts, Loopback, Network, available
 from evaluation.records import FinalRow, Link, Plan, Results, Run, StepRow
@@ -175,7 +175,7 @@ def _train(plan: Plan, network: Network, timeout_s: float, progress: Progress) -
     task = progress.add_task(plan.label, total=plan.steps, state="starting")
     rows: list[StepRow] = []
     final: FinalRow | None = None
-    with Workers(plan, network, timeout_s=timeout_s) as workers:
+    with Workers(TRAINING, plan, network, timeout_s=timeout_s) as workers:
         for row in workers.rows():
             if isinstance(row, FinalRow):
                 final = row

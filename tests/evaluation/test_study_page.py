@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from evaluation.rows import append_row
 from evaluation.study import page as page_module
 from evaluation.study.__main__ import main
 from evaluation.study.aggregate import Estimate, rank_correlation, sections
@@ -15,7 +16,6 @@ from evaluation.study.records import (
     Evaluation,
     Row,
     Settings,
-    append_row,
 )
 
 
