@@ -27,6 +27,7 @@ from evaluation.network import Network
 from evaluation.records import DistributedPlan, FinalRow, Seat, StepRow, WorkerConfig, read_row
 
 R = TypeVar("R")
+PYTHON = (sys.executable, "-m")
 _ROOT = Path(__file__).absolute().parent.parent
 _TAIL_LINES = 15
 _GRACE_S = 60
@@ -48,7 +49,7 @@ class Program(Generic[R]):
 
 
 TRAINING = Program[StepRow | FinalRow](
-    (sys.executable, "-m", "evaluation.worker"),
+    (*PYTHON, "evaluation.worker"),
     read_row,
     lambda row: isinstance(row, FinalRow),
 )

@@ -32,7 +32,11 @@ class Grid:
 
     def settings(self) -> Iterator[Settings]:
         """Yield all runs; seed by seed, so that an early look compares all recipes."""
-        rate = self.learning_rate or LEARNING_RATES[self.workload, self.optimizer]
+        rate = self.learning_rate or LEARNING_RATES.get((self.workload, self.optimizer))
+        if rate is None:
+            raise ValueError(
+                f"{self.workload} has no learning rate of its own with {self.optimizer}; give one"
+            )
         for seed in self.seeds:
             for recipe, bits in self._recipes():
                 compressor = recipes.compressor(recipe, bits)
