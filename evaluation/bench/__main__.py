@@ -280,7 +280,8 @@ def _trace(task: AllReduceTask, method: Ours, output: Path) -> None:
     stem = "-".join(f"{words} {task.world_size} hosts".replace(",", "").replace("/", "-").split())
     timeline.write_events(traced, output / f"{stem}.json")
     trace_figure.draw(traced, output / f"{stem}.png")
-    console.print(timeline.table(traced), soft_wrap=True)
+    for table in timeline.link_table(traced), timeline.spent_table(traced):
+        console.print(table, soft_wrap=True)
     console.print(f"Written: {output / stem}.json and .png", highlight=False, soft_wrap=True)
 
 

@@ -240,6 +240,8 @@ class Span(Record):
         name: the operation; of waits and transfers, which step of which exchange.
         thread: where it happened.
         began_s: on the machine's clock, which all ranks share. The same for the next.
+        cpu_began_s: on the clock of the thread's processor time: a thread that wants to run and may
+            not is told from one that runs. The same for the next; 0 for transfers.
         sent_bytes: of a transfer. The same for the next.
         hop: of the message that an operation reads or, if it reads none, writes.
         positions: first and last + 1 of the segment that an operation works on.
@@ -250,6 +252,8 @@ class Span(Record):
     thread: str
     began_s: float
     ended_s: float
+    cpu_began_s: float = 0.0
+    cpu_ended_s: float = 0.0
     sent_bytes: int = 0
     received_bytes: int = 0
     hop: int | None = None

@@ -74,14 +74,15 @@ class Timeline:
     @contextmanager
     def span(self, kind: SpanKind, name: str, **facts: Any) -> Iterator[None]:
         """Note what happens in the block."""
-        began_s = time.perf_counter()
+        cpu_began_s, began_s = time.thread_time(), time.perf_counter()
         yield
-        self.add(kind, name, began_s, **facts)
-
-    def add(self, kind: SpanKind, name: str, began_s: float, **facts: Any) -> None:
-        """Note what began then and ends now."""
-        thread = threading.current_thread().name
         ended_s = time.perf_counter()
+        facts |= {"cpu_began_s": cpu_began_s, "cpu_ended_s": time.thread_time()}
+        self.add(kind, name, began_s, ended_s, **facts)
+
+    def add(self, kind: SpanKind, name: str, began_s: float, ended_s: float, **facts: Any) -> None:
+        """Note what lasted from then to then."""
+        thread = threading.current_thread().name
         self.spans.append(
             Span(kind=kind, name=name, thread=thread, began_s=began_s, ended_s=ended_s, **facts)
         )
@@ -122,7 +123,7 @@ class TracedGlooTransport(GlooTransport):
         def traced_wait() -> Tensor | None:
             with self._timeline.span("wait", label):
                 received = wait()
-            self._timeline.add("transfer", label, began_s, **facts)
+            self._timeline.add("transfer", label, began_s, time.perf_counter(), **facts)
             return received
 
         return traced_wait

@@ -60,24 +60,63 @@ def link_uses(trace: Trace) -> list[LinkUse]:
     return uses
 
 
-def operations(trace: Trace) -> dict[str, float]:
-    """Return seconds in each operation of the codec, waiting, and other; the mean rank's."""
-    ranks = len(trace.call.spans)
-    found: dict[str, float] = defaultdict(float)
-    for spans, began_s, ended_s in zip(
-        trace.call.spans, trace.call.began_s, trace.call.ended_s, strict=True
-    ):
-        rest_s = ended_s - began_s
-        for span in spans:
-            if span.kind != "transfer":
-                name = WAITING if span.kind == "wait" else span.name
-                found[name] += (span.ended_s - span.began_s) / ranks
-                rest_s -= span.ended_s - span.began_s
-        found[OTHER] += rest_s / ranks
+@dataclass
+class Spent:
+    """Time of the mean rank.
+
+    Attributes:
+        wall_s: as it passed.
+        cpu_s: in which its thread ran; the rest it waited for bytes, or for a processor.
+    """
+
+    wall_s: float = 0.0
+    cpu_s: float = 0.0
+
+
+def spent(trace: Trace) -> dict[str, Spent]:
+    """Return what each operation of the codec took, and waits; ``OTHER`` lies between these.
+
+    Of calls that one thread runs, whose spans follow each other.
+    """
+    found: dict[str, Spent] = defaultdict(Spent)
+    for spans in trace.call.spans:
+        inner = sorted((s for s in spans if s.kind != "transfer"), key=lambda s: s.began_s)
+        parts = [
+            (
+                WAITING if s.kind == "wait" else s.name,
+                s.began_s,
+                s.ended_s,
+                s.cpu_began_s,
+                s.cpu_ended_s,
+            )
+            for s in inner
+        ]
+        parts += [
+            (OTHER, a.ended_s, b.began_s, a.cpu_ended_s, b.cpu_began_s) for a, b in pairwise(inner)
+        ]
+        for name, began_s, ended_s, cpu_began_s, cpu_ended_s in parts:
+            found[name].wall_s += (ended_s - began_s) / len(trace.call.spans)
+            found[name].cpu_s += (cpu_ended_s - cpu_began_s) / len(trace.call.spans)
     return dict(found)
 
 
-def table(trace: Trace) -> Table:
+def spent_table(trace: Trace) -> Table:
+    """Return a row per operation."""
+    result = Table(
+        title="The mean rank's call", box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True
+    )
+    for column in ("operation", "ms", "on a processor"):
+        result.add_column(column, justify="left" if column == "operation" else "right")
+    found = spent(trace)
+    for name in sorted(found, key=_order):
+        times = found[name]
+        result.add_row(
+            name.replace("_", " "), f"{1e3 * times.wall_s:.1f}", f"{1e3 * times.cpu_s:.1f}"
+        )
+    return result
+
+
+def link_table(trace: Trace) -> Table:
     """Return a row per rank: how long its link sent, and what the rank did while it did not."""
     uses = link_uses(trace)
     names = sorted({name for use in uses for name in use.idle_s}, key=_order)
@@ -142,9 +181,11 @@ def _events(trace: Trace, rank: int) -> Iterator[dict[str, Any]]:
         yield {"ph": "M", "name": "thread_name", "pid": rank, "tid": number, "args": name}
     for number, span in enumerate(spans):
         facts = span.model_dump(
-            exclude={"kind", "name", "thread", "began_s", "ended_s"},
+            exclude={"kind", "name", "thread", "began_s", "ended_s", "cpu_began_s", "cpu_ended_s"},
             exclude_defaults=True,
         )
+        if span.kind != "transfer":
+            facts["processor_ms"] = 1e3 * (span.cpu_ended_s - span.cpu_began_s)
         event = {"name": span.name, "cat": span.kind, "pid": rank}
         begins = {"ts": 1e6 * (span.began_s - start_s), "args": facts}
         if span.kind == "transfer":
