@@ -271,17 +271,21 @@ def _trace(task: AllReduceTask, method: Ours, output: Path) -> None:
             TraceTask(
                 world_size=task.world_size,
                 rate_mbit=task.rate_mbit,
+                flows=task.flows,
                 method=method,
                 tensor_bytes=task.tensor_bytes,
                 seed=task.seed,
             )
         )
-    words = f"trace {method.label} {report.size(task.tensor_bytes)} {task.rate_mbit:g} Mbit/s"
-    stem = "-".join(f"{words} {task.world_size} hosts".replace(",", "").replace("/", "-").split())
+    words = (
+        f"trace {method.label} {report.size(task.tensor_bytes)} {task.rate_mbit:g} Mbit "
+        f"{task.world_size} hosts" + (f" {task.flows} flows" if task.flows else "")
+    )
+    stem = "-".join(words.replace(",", "").split())
     timeline.write_events(traced, output / f"{stem}.json")
     trace_figure.draw(traced, output / f"{stem}.png")
     for table in timeline.link_table(traced), timeline.spent_table(traced):
-        console.print(table, soft_wrap=True)
+        console.print(table)
     console.print(f"Written: {output / stem}.json and .png", highlight=False, soft_wrap=True)
 
 

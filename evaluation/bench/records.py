@@ -131,6 +131,7 @@ class TraceTask(DistributedPlan):
 
     Attributes:
         rate_mbit: line rate of every host.
+        flows: competing connections per host.
         method: what to trace.
         tensor_bytes: of float32 entries.
         calls: how many are traced; the one that takes a middling time is kept.
@@ -138,6 +139,7 @@ class TraceTask(DistributedPlan):
 
     task: Literal["trace"] = "trace"
     rate_mbit: float
+    flows: Annotated[int, Field(ge=0)] = 0
     method: Ours
     tensor_bytes: Annotated[int, Field(ge=4, multiple_of=4)]
     calls: Annotated[int, Field(ge=1)] = 3

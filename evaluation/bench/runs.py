@@ -3,7 +3,7 @@
 import os
 import signal
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from evaluation.bench.collectives import TIMEOUT_S
@@ -54,6 +54,12 @@ def run(task: BenchTask, command: str) -> BenchRow:
     )
 
 
+def start_clock(workers: Workers[Answer]) -> None:
+    """Answer the ranks' ``Warm``."""
+    with suppress(ProcessLookupError):  # if it has died, its rows end with the reason
+        os.kill(workers.pids[0], signal.SIGUSR1)
+
+
 def _measure(task: BenchTask, hosts: Hosts) -> tuple[Measured, ...]:
     measured: tuple[Measured, ...] = ()
     with ExitStack() as stack:
@@ -61,7 +67,7 @@ def _measure(task: BenchTask, hosts: Hosts) -> tuple[Measured, ...]:
         for answer in workers.rows():
             if isinstance(answer, Warm):
                 stack.enter_context(competing(hosts, task.flows))
-                os.kill(workers.pids[0], signal.SIGUSR1)
+                start_clock(workers)
             elif isinstance(answer, Findings):
                 measured = answer.measured
     return measured

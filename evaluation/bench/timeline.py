@@ -110,28 +110,22 @@ def spent_table(trace: Trace) -> Table:
     found = spent(trace)
     for name in sorted(found, key=_order):
         times = found[name]
-        result.add_row(
-            name.replace("_", " "), f"{1e3 * times.wall_s:.1f}", f"{1e3 * times.cpu_s:.1f}"
-        )
+        result.add_row(_words(name), f"{1e3 * times.wall_s:.1f}", f"{1e3 * times.cpu_s:.1f}")
     return result
 
 
 def link_table(trace: Trace) -> Table:
-    """Return a row per rank: how long its link sent, and what the rank did while it did not."""
+    """Return a column per rank: how long its link sent, and what the rank did while it did not."""
     uses = link_uses(trace)
     names = sorted({name for use in uses for name in use.idle_s}, key=_order)
-    result = Table(
-        title="Outgoing links: ms of the call",
-        caption="Idle time by what the rank did meanwhile.",
-        box=SIMPLE_HEAD,
-        pad_edge=False,
-        collapse_padding=True,
-    )
-    for column in ("rank", "call", "sending", *(f"idle:\n{_lines(name)}" for name in names)):
-        result.add_column(column, justify="right", no_wrap=True)
-    for rank, use in enumerate(uses):
-        seconds = (use.whole_s, use.sending_s, *(use.idle_s.get(name, 0.0) for name in names))
-        result.add_row(str(rank), *(f"{1e3 * s:.0f}" for s in seconds))
+    result = Table(title="Outgoing links: ms of the call", box=SIMPLE_HEAD, pad_edge=False)
+    result.add_column("")
+    for rank in range(len(uses)):
+        result.add_column(f"rank {rank}", justify="right")
+    lines = [("call", [use.whole_s for use in uses]), ("sending", [u.sending_s for u in uses])]
+    lines += [(f"idle: {_words(n)}", [use.idle_s.get(n, 0.0) for use in uses]) for n in names]
+    for name, seconds in lines:
+        result.add_row(name, *(f"{1e3 * s:.0f}" for s in seconds))
     return result
 
 
@@ -204,5 +198,5 @@ def _order(name: str) -> tuple[bool, bool, str]:
     return (name == OTHER, name == WAITING, name)
 
 
-def _lines(name: str) -> str:
-    return name.replace("_", "\n")
+def _words(name: str) -> str:
+    return name.replace("_", ", ")

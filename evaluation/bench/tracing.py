@@ -1,16 +1,15 @@
 """One call of a pipeline, watched: on all ranks, and on their network interfaces."""
 
-import os
-import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from evaluation.bench.collectives import TIMEOUT_S
 from evaluation.bench.records import Traced, TraceTask, Warm
-from evaluation.bench.runs import PROGRAM
+from evaluation.bench.runs import PROGRAM, start_clock
+from evaluation.bench.traffic import competing
 from evaluation.launch import Workers
 from evaluation.network import Hosts
 from evaluation.records import Record
@@ -40,14 +39,14 @@ def trace(task: TraceTask) -> Trace:
         NetworkError: hosts cannot be made.
         WorkerError: a rank failed.
     """
-    with (
-        Hosts(task.world_size, rate_mbit=task.rate_mbit) as hosts,
-        Workers(PROGRAM, task, hosts, timeout_s=TIMEOUT_S) as workers,
-        _watching(workers.pids, hosts.interface) as samples,
-    ):
+    with ExitStack() as stack:
+        hosts = stack.enter_context(Hosts(task.world_size, rate_mbit=task.rate_mbit))
+        workers = stack.enter_context(Workers(PROGRAM, task, hosts, timeout_s=TIMEOUT_S))
+        samples = stack.enter_context(_watching(workers.pids, hosts.interface))
         for answer in workers.rows():
             if isinstance(answer, Warm):
-                os.kill(workers.pids[0], signal.SIGUSR1)
+                stack.enter_context(competing(hosts, task.flows))
+                start_clock(workers)
             elif isinstance(answer, Traced):
                 call = answer
     began_s, ended_s = min(call.began_s), max(call.ended_s)
