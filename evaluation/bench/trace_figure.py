@@ -1,5 +1,6 @@
 """A trace as a picture: for every rank what it does, what is under way, and what its link sends."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,16 @@ _COLOURS = {
     "store": "tab:olive",
 }
 _WAIT_COLOUR = "0.85"
-_TRANSFER_COLOUR = "tab:blue"
+# By what a transfer's name holds: of the steps of an exchange, every other one is darker.
+_TRANSFER_COLOURS = {
+    "header": ("0.6", "0.6"),
+    "statistics": ("thistle", "plum"),
+    "reduce-scatter": ("lightskyblue", "steelblue"),
+    "all-gather": ("lightgreen", "mediumseagreen"),
+}
+_STEP = re.compile(r"step (\d+) of")
+# Narrower bars have no room for a number.
+_NUMBERED_SHARE = 0.012
 _INCHES_PER_RANK = 1.6
 
 
@@ -43,19 +53,26 @@ def draw(trace: Trace, path: Path) -> None:
 def _draw_lane(axes: Any, trace: Trace, rank: int, start_s: float) -> None:
     """Draw three bands: the processor at the top, transfers, and the link's rate at the bottom."""
     spans = trace.call.spans[rank]
+    whole_s = max(trace.call.ended_s) - start_s
+    segments = sorted({span.positions for span in spans if span.positions is not None})
+
+    def bar(span: Span, bottom: float, height: float, colour: str, number: int | None) -> None:
+        extent = _extent(span, start_s)
+        axes.broken_barh([extent], (bottom, height), facecolors=colour)
+        if number is not None and span.ended_s - span.began_s > _NUMBERED_SHARE * whole_s:
+            centre = (extent[0] + extent[1] / 2, bottom + height / 2)
+            axes.annotate(str(number), centre, ha="center", va="center", fontsize=6)
+
     for span in spans:
-        if span.kind != "transfer":
-            colour = _WAIT_COLOUR if span.kind == "wait" else _COLOURS.get(span.name, "black")
-            axes.broken_barh([_extent(span, start_s)], (2.05, 0.9), facecolors=colour)
+        if span.kind == "wait":
+            bar(span, 2.05, 0.9, _WAIT_COLOUR, None)
+        elif span.kind == "codec":
+            number = None if span.positions is None else segments.index(span.positions) + 1
+            bar(span, 2.05, 0.9, _COLOURS.get(span.name, "black"), number)
     transfers = [span for span in spans if span.kind == "transfer"]
     for span, (row, rows) in zip(transfers, _rows(transfers), strict=True):
         height = 0.9 / rows
-        axes.broken_barh(
-            [_extent(span, start_s)],
-            (1.95 - (row + 1) * height, 0.9 * height),
-            facecolors=_TRANSFER_COLOUR,
-            alpha=0.55,
-        )
+        bar(span, 1.95 - (row + 1) * height, 0.9 * height, *_step(span))
     points = list(rates(trace.sent[rank]))
     shares = [8e-6 * rate_bytes / trace.task.rate_mbit for _, rate_bytes in points]
     times_ms = [1e3 * (when_s - start_s) for when_s, _ in points]
@@ -66,6 +83,15 @@ def _draw_lane(axes: Any, trace: Trace, rank: int, start_s: float) -> None:
     axes.set_yticks([0.45, 1.5, 2.5], ["link", "transfers", "processor"], fontsize="small")
     axes.set_ylim(0, 3)
     axes.set_ylabel(f"rank {rank}")
+
+
+def _step(transfer: Span) -> tuple[str, int | None]:
+    """Return the colour of a transfer, and the number of its step."""
+    found = _STEP.search(transfer.name)
+    number = int(found[1]) if found else None
+    named = [colours for name, colours in _TRANSFER_COLOURS.items() if name in transfer.name]
+    light_and_dark = named[0] if named else ("0.6", "0.6")
+    return light_and_dark[(number or 1) % 2], number
 
 
 def _extent(span: Span, start_s: float) -> tuple[float, float]:
@@ -92,10 +118,17 @@ def _draw_legend(figure: Any) -> None:
     ]
     entries += [
         Patch(color=_WAIT_COLOUR, label="wait"),
-        Patch(color=_TRANSFER_COLOUR, alpha=0.55, label="transfer"),
         Patch(color="0.3", label="link's rate (dotted: all of it)"),
+        *(Patch(color=c[1], label=f"transfer: {name}") for name, c in _TRANSFER_COLOURS.items()),
     ]
-    figure.legend(handles=entries, loc="outside lower center", ncols=6, fontsize="small")
+    figure.legend(
+        handles=entries,
+        loc="outside lower center",
+        ncols=5,
+        fontsize="small",
+        title="numbers: segments of the processor's work, steps of transfers",
+        title_fontsize="small",
+    )
 
 
 def _title(trace: Trace) -> str:

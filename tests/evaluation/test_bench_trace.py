@@ -41,11 +41,11 @@ def trace() -> Trace:
     spans = (
         (
             span("codec", "compress", 100.0, 100.4, 7.0, 7.3),
-            span("wait", "step 1", 100.5, 101.0, 7.4, 7.4),
-            span("transfer", "step 1", 100.45, 101.0),
+            span("wait", "statistics, all-gather step 1 of 1", 100.5, 101.0, 7.4, 7.4),
+            span("transfer", "statistics, all-gather step 1 of 1", 100.45, 101.0),
         ),
         (
-            span("wait", "step 1", 100.0, 100.5, 3.0, 3.0),
+            span("wait", "statistics, all-gather step 1 of 1", 100.0, 100.5, 3.0, 3.0),
             span("codec", "decompress", 100.7, 100.8, 3.0, 3.1),
         ),
     )
@@ -114,8 +114,8 @@ class TestTimeline:
         events = content["traceEvents"]
         assert [(e["name"], e["pid"], e["ts"], e["dur"]) for e in events if e["ph"] == "X"] == [
             ("compress", 0, pytest.approx(0), pytest.approx(4e5)),
-            ("step 1", 0, pytest.approx(5e5), pytest.approx(5e5)),
-            ("step 1", 1, pytest.approx(0), pytest.approx(5e5)),
+            ("statistics, all-gather step 1 of 1", 0, pytest.approx(5e5), pytest.approx(5e5)),
+            ("statistics, all-gather step 1 of 1", 1, pytest.approx(0), pytest.approx(5e5)),
             ("decompress", 1, pytest.approx(7e5), pytest.approx(1e5)),
         ]
         assert [e["ph"] for e in events if e["pid"] == 0 and e.get("cat") == "transfer"] == [
@@ -139,6 +139,16 @@ class TestTimeline:
             span("transfer", "c", 2, 4),
         ]
         assert trace_figure._rows(spans) == [(0, 2), (1, 2), (0, 2)]
+
+
+def test_the_kernel_s_table_is_read() -> None:
+    table = """Inter-|   Receive                            |  Transmit
+ face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop
+    lo: 11 1 0 0 0 0 0 0 22 1 0 0 0 0 0 0
+  eth0: 33 1 0 0 0 0 0 0 44 1 0 0 0 0 0 0
+"""
+    assert tracing._sent_bytes(table, "eth0") == 44
+    assert tracing._sent_bytes(table, "eth1") == 0
 
 
 @pytest.mark.network
