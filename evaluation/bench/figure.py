@@ -46,7 +46,7 @@ def draw_steps(rows: Sequence[BenchRow], path: Path) -> None:
     figure, grid = _figure(1, len(runs))
     for row, axes in zip(runs, grid[0], strict=True):
         shown = [m for m in row.measured if m.method != Existing(name="none")]
-        labels = [measured.method.label for measured in shown]
+        labels = [measured.label for measured in shown]
         exposed = [1e3 * (report.exposed_s(row, measured) or 0.0) for measured in shown]
         whole = [1e3 * measured.median_s for measured in shown]
         alone = [w - e for w, e in zip(whole, exposed, strict=True)]

@@ -160,6 +160,8 @@ class Measured(Record):
             if it is no pipeline of ours. The same for the next.
         wire_s: waiting for bytes.
         cpu_s: processor time of all ranks together per call or step.
+        compressed: whether a pipeline of ours used its compressor, which it does not for small
+            tensors.
         vnmse: squared error of one all-reduce against Gloo's FP32, over its squared norm; ``None``
             in training and where that is not among the methods.
     """
@@ -170,7 +172,13 @@ class Measured(Record):
     codec_s: float | None
     wire_s: float | None
     cpu_s: float
+    compressed: bool | None
     vnmse: float | None = None
+
+    @property
+    def label(self) -> str:
+        """What tables call it."""
+        return f"{self.method.label}{' (too small: uncompressed)' * (self.compressed is False)}"
 
     @property
     def median_s(self) -> float:

@@ -133,7 +133,7 @@ def _times(measured: Measured) -> list[str]:
     low, high = 1e3 * min(measured.times_s), 1e3 * max(measured.times_s)
     form = ".0f" if low >= 100 else ".1f"
     return [
-        measured.method.label,
+        measured.label,
         f"{1e3 * measured.median_s:{form}}",
         f"{low:{form}} to {high:{form}}",
     ]

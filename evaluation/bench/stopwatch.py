@@ -29,13 +29,15 @@ class Stopwatch:
     """Measures one method on this rank.
 
     Attributes:
+        method: what is measured.
+        pipeline: what runs it, if it is ours.
         laps: what was measured so far.
     """
 
     def __init__(self, method: Method, pipeline: Pipeline | None) -> None:
         self.method = method
         self.laps = Laps()
-        self._pipeline = pipeline
+        self.pipeline = pipeline
 
     @contextmanager
     def lap(self) -> Iterator[None]:
@@ -56,19 +58,22 @@ class Stopwatch:
     def count_bytes(self) -> Iterator[None]:
         """Note what this rank sends in the block, which should hold one call or step."""
         dist.barrier()
+        start = _sent_bytes()
+        dist.barrier()
         before = _sent_bytes()
         yield
-        dist.barrier()  # the others have all that this rank sent
-        self.laps = self.laps.model_copy(update={"sent_bytes": _sent_bytes() - before})
+        dist.barrier()  # the others have all that this rank sent, and this has its own cost
+        sent = (_sent_bytes() - before) - (before - start)
+        self.laps = self.laps.model_copy(update={"sent_bytes": max(0, sent)})
 
     def note_error(self, vnmse: float) -> None:
         """Note how far a result was from the exact one."""
         self.laps = self.laps.model_copy(update={"vnmse": vnmse})
 
     def _spent(self) -> tuple[float, float]:
-        if self._pipeline is None:
+        if self.pipeline is None:
             return 0.0, 0.0
-        metrics = self._pipeline.metrics()
+        metrics = self.pipeline.metrics()
         return metrics.codec_s, metrics.wire_s
 
 
@@ -85,7 +90,8 @@ def gather(watches: Sequence[Stopwatch]) -> tuple[Measured, ...]:
 
 def _together(watch: Stopwatch, ranks: list[Laps]) -> Measured:
     times_s = tuple(max(times) for times in zip(*(rank.times_s for rank in ranks), strict=True))
-    has_codec = watch._pipeline is not None
+    has_codec = watch.pipeline is not None
+    compressed = watch.pipeline.metrics().compressed_calls > 0 if watch.pipeline else None
     return Measured(
         method=watch.method,
         times_s=times_s,
@@ -93,6 +99,7 @@ def _together(watch: Stopwatch, ranks: list[Laps]) -> Measured:
         codec_s=fmean(rank.codec_s for rank in ranks) / len(times_s) if has_codec else None,
         wire_s=fmean(rank.wire_s for rank in ranks) / len(times_s) if has_codec else None,
         cpu_s=sum(rank.cpu_s for rank in ranks) / len(times_s),
+        compressed=compressed,
         vnmse=ranks[0].vnmse,
     )
 

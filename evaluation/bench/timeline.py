@@ -118,7 +118,10 @@ def link_table(trace: Trace) -> Table:
     """Return a column per rank: how long its link sent, and what the rank did while it did not."""
     uses = link_uses(trace)
     names = sorted({name for use in uses for name in use.idle_s}, key=_order)
-    result = Table(title="Outgoing links: ms of the call", box=SIMPLE_HEAD, pad_edge=False)
+    caption = "Competing traffic is part of what is sent." if trace.task.flows else None
+    result = Table(
+        title="Outgoing links: ms of the call", caption=caption, box=SIMPLE_HEAD, pad_edge=False
+    )
     result.add_column("")
     for rank in range(len(uses)):
         result.add_column(f"rank {rank}", justify="right")

@@ -52,6 +52,7 @@ def measured(method: Method, *times_s: float, sent: float = 1e6) -> Measured:
         codec_s=0.1 if is_ours else None,
         wire_s=0.2 if is_ours else None,
         cpu_s=0.3,
+        compressed=is_ours or None,
         vnmse=1e-3 if is_ours else None,
     )
 
@@ -117,6 +118,13 @@ class TestNumbers:
             ["2000", "0.50", "1.00"],
             ["500", "0.20", "0.25"],
         ]
+
+    def test_what_was_too_small_to_compress_says_so(self, all_reduces: BenchRow) -> None:
+        fp32, _, mine = all_reduces.measured
+        assert fp32.label == "Gloo FP32"
+        assert mine.label == "DynamiQ 5 bits, ring, 4 segments"
+        small = mine.model_copy(update={"compressed": False})
+        assert small.label == "DynamiQ 5 bits, ring, 4 segments (too small: uncompressed)"
 
     def test_without_a_step_alone_nothing_is_exposed(self, steps: BenchRow) -> None:
         other = steps.model_copy(update={"measured": steps.measured[1:]})
@@ -280,6 +288,7 @@ class TestRuns:
         assert fp32.vnmse == 0
         assert 0 < bf16.vnmse < 1e-4 < mine.vnmse < 1e-2
         assert mine.codec_s > 0
+        assert [m.compressed for m in found.measured] == [None, None, True]
         # Alone it would be 0.9.
         assert 0.1 < fp32.link_share(100) < 0.8
         assert 0 < found.machine_cores <= os.cpu_count()
