@@ -101,6 +101,14 @@ def traced_compressor(compressor: Compressor, timeline: Timeline) -> Compressor:
                 encoding = super().encode(*arguments)
             return _TracedEncoding(encoding, timeline)
 
+        def next_state(self, *arguments: Any) -> Any:
+            with timeline.span("codec", "next_state"):
+                return super().next_state(*arguments)
+
+        @property
+        def stateful(self) -> bool:
+            return compressor.stateful  # which may look for an override of next_state
+
     traced: Compressor = Traced(**dict(compressor))
     return traced
 

@@ -17,6 +17,7 @@ _COLOURS = {
     "decompress_accumulate": "gold",
     "decompress": "tab:green",
     "store": "tab:olive",
+    "next_state": "tab:cyan",
 }
 _WAIT_COLOUR = "0.85"
 # By what a transfer's name holds: of the steps of an exchange, every other one is darker.

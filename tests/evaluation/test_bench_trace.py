@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dynamiq import Call, Compressor, DynamiQCompressor, MXCompressor, Ring
+from dynamiq import Call, Compressor, DynamiQCompressor, MXCompressor, Ring, Uncompressed
 from dynamiq.core.metrics import simulate
 from evaluation.bench import timeline, trace_figure, tracing
 from evaluation.bench.records import Ours, Span, Traced, TraceTask
@@ -59,15 +59,15 @@ def trace() -> Trace:
 class TestSpans:
     @pytest.mark.parametrize(
         "compressor",
-        [DynamiQCompressor(bit_budget=4), MXCompressor("mxfp4_e2m1")],
-        ids=["ours", "mx"],
+        [DynamiQCompressor(bit_budget=4), MXCompressor("mxfp4_e2m1"), Uncompressed("bf16")],
+        ids=lambda compressor: compressor.kind,
     )
     def test_tracing_changes_no_bit(self, compressor: Compressor) -> None:
         x = torch.randn(3, 5000, generator=torch.Generator().manual_seed(0))
         seen = Timeline()
         traced = traced_compressor(compressor, seen)
         assert traced.digest() == compressor.digest()
-        assert traced.stateful == compressor.stateful
+        assert (traced.stateful, traced.needs_key) == (compressor.stateful, compressor.needs_key)
         plain, other = (simulate(x, c, Ring(), Call(0)).result for c in (compressor, traced))
         assert torch.equal(plain, other)
         assert {s.name for s in seen.spans} >= {
@@ -77,6 +77,7 @@ class TestSpans:
             "decompress_accumulate_recompress",
             "decompress",
             "store",
+            "next_state",
         }
         assert all(s.kind == "codec" and s.began_s <= s.ended_s for s in seen.spans)
         assert {s.hop for s in seen.spans if s.name == "compress"} == {0}
