@@ -202,4 +202,4 @@ def _order(name: str) -> tuple[bool, bool, str]:
 
 
 def _words(name: str) -> str:
-    return name.replace("_", ", ")
+    return name.replace("_", " ")
