@@ -16,10 +16,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dynamiq import Compressor, GlooTransport, Message
-from evaluation.bench.collectives import TIMEOUT_S, entries, pipeline_of
+from evaluation.bench.collectives import TIMEOUT_S, WARM_UP_CALLS, entries, pipeline_of
 from evaluation.bench.records import Span, SpanKind, Traced, TraceTask
 
-_WARM_UP_CALLS = 2
 _OPERATIONS = frozenset(
     {
         "load",
@@ -43,8 +42,8 @@ def trace_calls(task: TraceTask, ready: Callable[[], None]) -> Traced:
     work = torch.empty_like(x)
     calls: list[tuple[float, float, list[Span]]] = []
     with pipeline_of(method, task.seed, transport) as pipeline:
-        for number in range(_WARM_UP_CALLS + task.calls):
-            if number == _WARM_UP_CALLS:
+        for number in range(WARM_UP_CALLS + task.calls):
+            if number == WARM_UP_CALLS:
                 ready()
                 calls.clear()
             work.copy_(x)
