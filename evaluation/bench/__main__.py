@@ -49,6 +49,7 @@ OutputOption = Annotated[Path, typer.Option(help="Folder for rows, pictures and 
 
 app = typer.Typer(
     add_completion=False,
+    no_args_is_help=True,
     help="Times all-reduces and training steps over slow links, ours beside torch's.",
 )
 
@@ -179,8 +180,16 @@ def _methods(existing: str, bits: str, topologies: str, segments: str) -> tuple[
             for s in _values("--segments", segments, int)
         ]
         return (*(Existing.model_validate({"name": name}) for name in names), *ours)
-    except (DynamiqError, ValidationError) as error:
+    except DynamiqError as error:
         refuse(first_line(error))
+    except ValidationError as error:
+        refuse(_named(error))
+
+
+def _named(error: ValidationError) -> str:
+    """Return the first complaint, with the name of what it is about."""
+    names = [str(part) for part in error.errors()[0]["loc"]]
+    return ": ".join([*names[:1], first_line(error)])
 
 
 def _networks(hosts: str, rates: str) -> list[tuple[int, float]]:
@@ -199,7 +208,7 @@ def _networks(hosts: str, rates: str) -> list[tuple[int, float]]:
 
 def _values(option: str, text: str, read: Callable[[str], T]) -> list[T]:
     try:
-        return [read(word) for word in text.split(",") if word]
+        return [read(word) for word in text.split(",")]
     except (ValueError, KeyError, OverflowError):
         refuse(f"{option} {text}: not a list of values that are separated by commas")
 
@@ -214,7 +223,7 @@ def _build(kind: type[T], **arguments: object) -> T:
     try:
         return kind(**arguments)
     except ValidationError as error:
-        refuse(first_line(error))
+        refuse(_named(error))
 
 
 def _rounds(hosts: int, rate_mbit: float, nbytes: int, methods: int) -> int:
