@@ -29,7 +29,6 @@ from evaluation.rows import read_rows
 
 T = TypeVar("T")
 _ROWS = "rows.jsonl"
-_UNITS = {"b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
 # Rounds of an all-reduce: as many as these seconds hold, within bounds.
 _ROUNDS_S = 20.0
 _FEWEST_ROUNDS, _MOST_ROUNDS = 3, 30
@@ -90,7 +89,7 @@ def all_reduce(  # noqa: PLR0913 - options
         )
         for n, rate in _networks(hosts, rates)
         for f in _values("--flows", flows, int)
-        for nbytes in _values("--sizes", sizes, _size)
+        for nbytes in _values("--sizes", sizes, report.read_size)
     ]
     _check(output)
     with failures_in_words():
@@ -211,12 +210,6 @@ def _values(option: str, text: str, read: Callable[[str], T]) -> list[T]:
         return [read(word) for word in text.split(",")]
     except (ValueError, KeyError, OverflowError):
         refuse(f"{option} {text}: not a list of values that are separated by commas")
-
-
-def _size(text: str) -> int:
-    """Read "64KiB"."""
-    number = text.rstrip("bBiIkKmMgG")
-    return int(float(number) * _UNITS[text[len(number) :].lower() or "b"])
 
 
 def _build(kind: type[T], **arguments: object) -> T:

@@ -42,6 +42,18 @@ def size(nbytes: int) -> str:
     return f"{nbytes / one:g} {unit}"
 
 
+def read_size(text: str) -> int:
+    """Return what a text such as "64KiB" says.
+
+    Raises:
+        ValueError: it says nothing.
+        KeyError: there is no such unit.
+    """
+    number = text.rstrip("bBiIkKmMgG")
+    units = {unit.lower(): one for unit, one in _UNITS}
+    return int(float(number) * units[text[len(number) :].lower() or "b"])
+
+
 def title(row: BenchRow) -> str:
     """Return what was measured, in words."""
     task = row.settings

@@ -141,7 +141,7 @@ class TestNumbers:
         ],
     )
     def test_sizes(self, text: str, count: int, shown: str) -> None:
-        assert command._size(text) == count
+        assert report.read_size(text) == count
         assert report.size(count) == shown
 
     def test_rounds_fit_the_time(self) -> None:
