@@ -14,8 +14,8 @@ rate. A run measures its methods in turn, round after round, and its ratios are 
 rounds' ratios. A call lasts as long as on the slowest rank. "Share of link rate" is what the rank
 that sends most would take to send its bytes at line rate, over the median time; bytes are those of
 the network interface, of which TCP leaves 96 % of the rate for payloads; but a link lets the first
-72 KiB through at once, which is much of what small calls send. "Cores" are processors that all ranks
-together kept busy. "Exposed" is a step's time beyond that of a step that does not
+72 KiB through at once, which is much of what small calls send. "Cores" are processors that all
+ranks together kept busy. "Exposed" is a step's time beyond that of a step that does not
 communicate. "Codec" and "wire" are the mean rank's times in a pipeline of ours.
 """
 

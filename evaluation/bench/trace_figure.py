@@ -115,7 +115,7 @@ def _draw_legend(figure: Any) -> None:
     from matplotlib.patches import Patch
 
     entries = [
-        Patch(color=colour, label=name.replace("_", ", ")) for name, colour in _COLOURS.items()
+        Patch(color=colour, label=name.replace("_", " ")) for name, colour in _COLOURS.items()
     ]
     entries += [
         Patch(color=_WAIT_COLOUR, label="wait"),
