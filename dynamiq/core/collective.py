@@ -137,13 +137,13 @@ class Collective:
         if statistics is not None:
             small = StatisticsEncoding(statistics, n, self.call)
             sums = small.load(statistics.values, self.rank, statistics.values)
-            yield from self._exchange(small, sums, x.device, "statistics", gather=True)
+            yield from self._exchange(small, sums, x.device, "statistics")
             reduced = small.result(sums)
         encoding = self.compressor.encode(reduced, layout, self.schedule, self.call, self.state)
         if self.observer is not None:
             self.observer(encoding)
         work = encoding.load(x, self.rank, out)
-        yield from self._exchange(encoding, work, x.device, "gradients", gather=self.call.gather)
+        yield from self._exchange(encoding, work, x.device, "gradients")
         encoding.store(work, out, None if self.call.gather else self.rank)
         return self.compressor.next_state(encoding, work)
 
@@ -175,9 +175,12 @@ class Collective:
         raise agreement.disagreement(self.rank, words, differing[0], theirs)
 
     def _exchange(
-        self, encoding: Encoding[Any], work: Any, device: torch.device, what: str, *, gather: bool
+        self, encoding: Encoding[Any], work: Any, device: torch.device, what: str
     ) -> Algorithm[None]:
-        parts = segments(encoding.positions, self.segments)
+        # Statistics are few bytes: a message costs more time than it hides. All ranks need them.
+        small = what == "statistics"
+        gather = small or self.call.gather
+        parts = segments(encoding.positions, 1 if small else self.segments)
         yield from interleave(
             [
                 _Rounds(self, encoding, work, part, device, f"{self.name}, {what}").run(gather)
