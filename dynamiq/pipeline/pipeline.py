@@ -44,7 +44,7 @@ class Pipeline:
         transport: Transport,
         *,
         seed: int = 0,
-        min_numel: int = 16_384,
+        min_numel: int = 65_536,
         start_step: int = 2,
         segments: int | None = None,
         compress_float64: bool = False,

@@ -119,12 +119,19 @@ class TracedGlooTransport(GlooTransport):
         super().__init__(timeout_s=timeout_s)
         self._timeline = timeline
 
-    def post(
-        self, send: Tensor | None, to: int, nbytes: int, source: int, channel: int, label: str
+    def post(  # noqa: PLR0913 - the transport's
+        self,
+        send: Tensor | None,
+        to: int,
+        nbytes: int,
+        source: int,
+        channel: int,
+        label: str,
+        into: Tensor | None = None,
     ) -> Callable[[], Tensor | None]:
         """Start an exchange."""
         began_s = time.perf_counter()
-        wait = super().post(send, to, nbytes, source, channel, label)
+        wait = super().post(send, to, nbytes, source, channel, label, into)
         facts = {"sent_bytes": 0 if send is None else send.numel(), "received_bytes": nbytes}
 
         def traced_wait() -> Tensor | None:
