@@ -65,8 +65,8 @@ class HierarchicalCollective(Collective):
     column, and its digest is compared there. All headers, of node and column, are compared before
     anything else is sent. Between the levels entries are float32 (float64 for float64), so that
     16-bit tensors lose nothing there. Column 0 has the seed of the call, every other column and
-    every node one of its own, so with one rank per node this is the flat collective, bit for bit. The observer is
-    told nothing: what an encoding predicts is the error of one column.
+    every node one of its own, so with one rank per node this is the flat collective, bit for bit.
+    The observer is told nothing: what an encoding predicts is the error of one column.
 
     Attributes:
         plain: Whether entries travel in the call's compressor inside the node, too, because that
