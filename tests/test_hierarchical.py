@@ -113,8 +113,17 @@ def test_segments_change_no_bit():
     assert same_bits(simulated, one[0]), "a run is its simulation"
 
 
-def test_columns_and_nodes_do_not_share_random_numbers():
-    """Places with equal entries would err alike, and so would nodes."""
+def test_nodes_do_not_share_random_numbers():
+    """Or else two nodes of equal entries would sum to exactly twice what one has."""
+    x = sample(2, 4096)
+    topology = Hierarchical(ranks_per_node=2, local=PAPER)
+    one = measure_error(x, Uncompressed(), topology).result
+    two = measure_error(torch.cat([x, x]), Uncompressed(), topology).result
+    assert not torch.equal(two, 2 * one)
+
+
+def test_columns_do_not_share_random_numbers():
+    """Or else places of equal entries would err alike."""
     half = sample(4, 4096)
     topology = Hierarchical(ranks_per_node=2)
     result = measure_error(torch.cat([half, half], 1), PAPER, topology).result
