@@ -42,6 +42,7 @@ class Post:
         nbytes: Bytes to receive.
         label: What this is, for error messages.
         into: uint8[nbytes] on the CPU that may be used for what is received, or None.
+        link: Name of the kind of link crossed, as in :class:`dynamiq.core.topology.Step`.
     """
 
     payload: Tensor | None
@@ -50,6 +51,7 @@ class Post:
     nbytes: int
     label: str
     into: Tensor | None = None
+    link: str = "network"
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,7 @@ class Collective:
         state: The compressor's state before the call.
         observer: Told the encoding once it is decided.
         buffers: Memory for payloads.
+        compared: Whether the ranks know already that they are in the same call.
     """
 
     compressor: Compressor
@@ -95,6 +98,7 @@ class Collective:
     state: State = field(default_factory=State)
     observer: Callable[[Encoding[Any]], None] | None = None
     buffers: Buffers = field(default_factory=Buffers)
+    compared: bool = False
 
     def __post_init__(self) -> None:
         """Refuse a reduce-scatter into slices that the compressor may choose."""
@@ -113,6 +117,11 @@ class Collective:
         n, layout = self.schedule.world_size, self.layout
         return (2 if self.call.gather else 1) * (n - 1) / n * layout.units * layout.unit
 
+    @property
+    def network_peers(self) -> tuple[int, ...]:
+        """Peers that this rank reaches over the network."""
+        return self.schedule.peers(self.rank)
+
     def run(self, x: Tensor, out: Tensor) -> Algorithm[State]:
         """Reduce x[d] over the ranks into out[d] (or out[own chunk]); return the next state.
 
@@ -126,11 +135,13 @@ class Collective:
             out.copy_(x)
             return self.state
         header = Header(self.call.number, self.description, agreement.state_digest(self.state))
-        tickets = yield from self._post_to_peers(header.pack())
+        tickets = {}
+        if not self.compared:
+            tickets = yield from post_header(header, self.schedule.peers(self.rank), self.name)
         statistics = None
         if self.numel:
             statistics = self.compressor.statistics(x, layout, self.call, self.state)
-        yield from self._compare(header, tickets)
+        yield from compare(self.rank, [(header, tickets)], self.name)
         if not self.numel:
             return self.state
         reduced = None
@@ -146,33 +157,6 @@ class Collective:
         yield from self._exchange(encoding, work, x.device, "gradients")
         encoding.store(work, out, None if self.call.gather else self.rank)
         return self.compressor.next_state(encoding, work)
-
-    def _post_to_peers(self, note: Tensor) -> Algorithm[dict[int, Any]]:
-        tickets = {}
-        for peer in self.schedule.peers(self.rank):
-            tickets[peer] = yield Post(note, peer, peer, note.numel(), f"{self.name}, header")
-        return tickets
-
-    def _compare(self, header: Header, tickets: dict[int, Any]) -> Algorithm[None]:
-        mine = header.pack()
-        differing = []
-        for peer, ticket in tickets.items():
-            theirs = yield Wait(ticket)
-            if not torch.equal(mine, theirs.to(mine.device)):
-                differing.append(peer)
-        if not differing:
-            return
-        # Both ends of every differing pair come here, so both expect the other's explanation.
-        words = header.explain()
-        tickets = {}
-        for peer in differing:
-            label = f"{self.name}, explanation of a mismatch"
-            tickets[peer] = yield Post(words, peer, peer, words.numel(), label)
-        theirs = None
-        for ticket in tickets.values():
-            answer = yield Wait(ticket)
-            theirs = answer if theirs is None else theirs
-        raise agreement.disagreement(self.rank, words, differing[0], theirs)
 
     def _exchange(
         self, encoding: Encoding[Any], work: Any, device: torch.device, what: str
@@ -278,6 +262,46 @@ class _Rounds:
 
     def _bytes(self, message: Message) -> int:
         return self.encoding.payload_bytes(message, self.positions)
+
+
+def post_header(
+    header: Header, peers: Sequence[int], name: str, link: str = "network"
+) -> Algorithm[dict[int, Any]]:
+    """Start exchanging a header with peers; return the ticket of each."""
+    tickets, note = {}, header.pack()
+    for peer in peers:
+        label = f"{name}, header"
+        tickets[peer] = yield Post(note, peer, peer, note.numel(), label, link=link)
+    return tickets
+
+
+def compare(
+    rank: int, posted: Sequence[tuple[Header, dict[int, Any]]], name: str
+) -> Algorithm[None]:
+    """Compare each header with what its peers sent.
+
+    Raises:
+        AgreementError: Some differ; they have been told why, and raise it, too.
+    """
+    differing = {}
+    for header, tickets in posted:
+        mine = header.pack()
+        for peer, ticket in tickets.items():
+            theirs = yield Wait(ticket)
+            if not torch.equal(mine, theirs.to(mine.device)):
+                differing[peer] = header.explain()
+    if not differing:
+        return
+    # Both ends of every differing pair come here, so both expect the other's explanation.
+    explanations = {}
+    for peer, words in differing.items():
+        label = f"{name}, explanation of a mismatch"
+        explanations[peer] = yield Post(words, peer, peer, words.numel(), label)
+    first, words = next(iter(differing.items()))
+    answers = {}
+    for peer, ticket in explanations.items():
+        answers[peer] = yield Wait(ticket)
+    raise agreement.disagreement(rank, words, first, answers[first])
 
 
 def interleave(algorithms: Sequence[Algorithm[None]]) -> Algorithm[None]:

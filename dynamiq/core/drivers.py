@@ -28,16 +28,20 @@ class Meter:
         bytes_received: The same received.
         codec_s: Seconds between requests: statistics, encoding, accumulation.
         wire_s: Seconds in which a wait was blocked.
+        node_bytes_sent: Those of ``bytes_sent`` that stayed inside a node.
     """
 
     bytes_sent: int = 0
     bytes_received: int = 0
     codec_s: float = 0.0
     wire_s: float = 0.0
+    node_bytes_sent: int = 0
 
     def count(self, post: Post) -> None:
         """Add the bytes of a post."""
-        self.bytes_sent += 0 if post.payload is None else post.payload.numel()
+        sent = 0 if post.payload is None else post.payload.numel()
+        self.bytes_sent += sent
+        self.node_bytes_sent += sent if post.link == "node" else 0
         self.bytes_received += post.nbytes
 
     def add(self, other: "Meter") -> None:
@@ -46,6 +50,7 @@ class Meter:
         self.bytes_received += other.bytes_received
         self.codec_s += other.codec_s
         self.wire_s += other.wire_s
+        self.node_bytes_sent += other.node_bytes_sent
 
 
 def lockstep(algorithms: Sequence[Algorithm[T]], meters: Sequence[Meter] | None = None) -> list[T]:

@@ -139,7 +139,8 @@ class Pipeline:
 
         Raises:
             AgreementError: Ranks differ; the fields are named, on every rank.
-            ConfigurationError: The compressor cannot sum so many ranks; on every rank.
+            ConfigurationError: The compressor cannot sum so many ranks, or the topology does not
+                fit their number; on every rank.
             TransportError: The group cannot be joined.
         """
         with self._lock:

@@ -11,6 +11,7 @@ from dynamiq.core.buffers import Buffers
 from dynamiq.core.collective import Algorithm, Collective
 from dynamiq.core.compressor import Compressor, State
 from dynamiq.core.errors import InputError, NonFiniteError, TransportError
+from dynamiq.core.hierarchy import collective_on
 from dynamiq.core.message import Call
 from dynamiq.core.registry import compressor_registry
 from dynamiq.core.topology import Schedule
@@ -56,7 +57,8 @@ class Session:
 
         Raises:
             AgreementError: Settings differ.
-            ConfigurationError: The compressor cannot sum so many ranks.
+            ConfigurationError: The compressor cannot sum so many ranks, or the topology does not
+                fit their number.
         """
         self.executor.check_open()
         if self._schedule is None:
@@ -64,8 +66,9 @@ class Session:
             hellos = self.transport.connect(json.dumps(self.settings.to_dict()).encode())
             try:
                 check_hellos(hellos)
-                self.settings.compressor.check_world_size(self.transport.world_size)
-                self._schedule = self.settings.topology.schedule(self.transport.world_size)
+                schedule = self.settings.topology.schedule(self.transport.world_size)
+                self.settings.compressor.check_world_size(schedule.compressed_ranks)
+                self._schedule = schedule
             except BaseException as error:
                 self.executor.fail(error)
                 raise
@@ -160,12 +163,13 @@ class Session:
         divisor = schedule.world_size if request.op == "mean" else 1
         gather = request.output is None
         segments = self.settings.segments or segments_of(request.tensor)
-        return Collective(
-            compressor,
+        return collective_on(
             schedule,
             self.transport.rank,
             request.tensor.numel(),
             Call(self.settings.seed, number, divisor, gather),
+            plain=compressor is not self.settings.compressor,
+            compressor=compressor,
             name=f"call {number} ({request.name})",
             description=f"{request.description}, as {compressor.kind}, in {segments} segments",
             bounds=request.bounds,
