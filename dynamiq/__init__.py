@@ -47,7 +47,7 @@ from dynamiq.core.registry import (
 from dynamiq.core.topology import Hop, Schedule, Step, Topology
 from dynamiq.core.transport import Transport
 from dynamiq.pipeline import Handle, Metrics, Pipeline
-from dynamiq.topologies import Butterfly, Direct, Ring
+from dynamiq.topologies import Butterfly, Direct, Hierarchical, Ring
 from dynamiq.transports import GlooTransport, LoopbackTransport, NCCLTransport
 
 __all__ = [
@@ -68,6 +68,7 @@ __all__ = [
     "ErrorReport",
     "GlooTransport",
     "Handle",
+    "Hierarchical",
     "Hop",
     "InputError",
     "KernelError",

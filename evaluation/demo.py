@@ -7,12 +7,10 @@ with a table, one sentence, ``results.json`` and ``loss_vs_time.png``.
 
 import math
 import shlex
-import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 from pydantic import ValidationError
@@ -29,13 +27,12 @@ from rich.progress import (
 from dynamiq import Butterfly, DynamiQCompressor, Uncompressed
 from dynamiq.core.errors import ConfigurationError
 from evaluation import figure, report
-from evaluation.interruption import Interrupted, interruptions_raise
+from evaluation.command import check_folder, failures_in_words, first_line, refuse
 from evaluation.language_model import PARAMETERS
-from evaluation.launch import WorkerError, Workers
-from evaluation.namespaces import NetworkError
+from evaluation.launch import TRAINING, Workers
 from evaluation.network import Hosts, Loopback, Network, available
 from evaluation.records import FinalRow, Link, Plan, Results, Run, StepRow
-from evaluation.reviews import MissingDataError, load_tokens, missing_packages
+from evaluation.reviews import load_tokens, missing_packages
 
 _QUICK_TRAINING_S = 100
 _TRAINING_S = 480
@@ -59,33 +56,26 @@ def demo(
     output: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("demo-results"),
 ) -> None:
     """Check everything that can be wrong, then compares two runs."""
-    console, errors = Console(), Console(stderr=True)
+    console = Console()
     steps = _default_steps(rate, bits, quick) if steps is None else steps
     plans = _plans(steps, bits, seed)
     _check(rate, output)
     command = f"scripts/demo --rate {rate:g} --steps {steps} --bits {bits:g} --seed {seed}"
     command += f" --output {shlex.quote(str(output))}"
-    try:
-        with interruptions_raise():
-            results = _compare(plans, rate, command, console)
-            _show(results, output, console)
-    except Interrupted as interrupted:
-        errors.print(f"[red]interrupted ({interrupted}); everything was stopped and removed[/]")
-        raise typer.Exit(interrupted.exit_code) from None
-    except (WorkerError, NetworkError, MissingDataError, OSError) as error:
-        errors.print(f"error: {error}", style="red", markup=False, highlight=False)
-        raise typer.Exit(1) from None
+    with failures_in_words():
+        results = _compare(plans, rate, command, console)
+        _show(results, output, console)
 
 
 def _plans(steps: int, bits: float, seed: int) -> tuple[Plan, Plan]:
     if steps < 1:
-        _refuse(f"--steps must be at least 1, not {steps}")
+        refuse(f"--steps must be at least 1, not {steps}")
     if not 0 <= seed < 1 << 63:
-        _refuse(f"--seed must be 0 to 2⁶³ - 1, not {seed}")
+        refuse(f"--seed must be 0 to 2⁶³ - 1, not {seed}")
     try:
         compressor = DynamiQCompressor(bit_budget=bits)
     except (ConfigurationError, ValidationError) as error:
-        _refuse(f"--bits {bits:g}: {_first_line(error)}")
+        refuse(f"--bits {bits:g}: {first_line(error)}")
     reference = Plan(
         label="BF16",
         compressor=Uncompressed("bf16"),
@@ -102,15 +92,10 @@ def _check(rate: float, output: Path) -> None:
     try:
         Hosts(2, rate_mbit=rate)
     except ValueError as error:
-        _refuse(f"--rate {rate:g}: {error}")
+        refuse(f"--rate {rate:g}: {error}")
     if reason := missing_packages():
-        _refuse(reason)
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=output):
-            pass
-    except OSError as error:
-        _refuse(f"--output {output}: cannot write there: {error.strerror}")
+        refuse(reason)
+    check_folder("--output", output)
 
 
 def _default_steps(rate: float, bits: float, quick: bool) -> int:
@@ -175,7 +160,7 @@ def _train(plan: Plan, network: Network, timeout_s: float, progress: Progress) -
     task = progress.add_task(plan.label, total=plan.steps, state="starting")
     rows: list[StepRow] = []
     final: FinalRow | None = None
-    with Workers(plan, network, timeout_s=timeout_s) as workers:
+    with Workers(TRAINING, plan, network, timeout_s=timeout_s) as workers:
         for row in workers.rows():
             if isinstance(row, FinalRow):
                 final = row
@@ -212,19 +197,6 @@ def _show(results: Results, output: Path, console: Console) -> None:
         figure.draw_loss_vs_time(*results.runs, results.link, output),
     ]
     console.print(f"Written: {', '.join(map(str, written))}", highlight=False)
-
-
-def _first_line(error: Exception) -> str:
-    """Return pydantic's first complaint without its frame, or the message as it is."""
-    if isinstance(error, ValidationError):
-        return str(error.errors()[0]["msg"])
-    return str(error).splitlines()[0]
-
-
-def _refuse(reason: str) -> NoReturn:
-    """End the command, which was used wrongly."""
-    sys.stderr.write(f"error: {reason}\n")
-    raise typer.Exit(2)
 
 
 if __name__ == "__main__":

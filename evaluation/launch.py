@@ -1,6 +1,6 @@
 """The workers of a run: started, listened to, and ended together.
 
-    with Workers(plan, network) as workers:
+    with Workers(TRAINING, plan, network) as workers:
         for row in workers.rows():
             ...
 
@@ -20,16 +20,39 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Self
+from typing import IO, Generic, Self, TypeVar
 
 from evaluation.interruption import interruptions_raise, uninterrupted
 from evaluation.network import Network
-from evaluation.records import FinalRow, Plan, Seat, StepRow, WorkerConfig, read_row
+from evaluation.records import DistributedPlan, FinalRow, Seat, StepRow, WorkerConfig, read_row
 
-WORKER = (sys.executable, "-m", "evaluation.worker")
+R = TypeVar("R")
+PYTHON = (sys.executable, "-m")
 _ROOT = Path(__file__).absolute().parent.parent
 _TAIL_LINES = 15
 _GRACE_S = 60
+
+
+@dataclass(frozen=True)
+class Program(Generic[R]):
+    """What workers run.
+
+    Attributes:
+        command: what starts one; ``--config JSON`` is appended, a ``WorkerConfig``.
+        read: returns the row that rank 0 wrote on one line.
+        is_last: whether a row is the last one of a run that went well.
+    """
+
+    command: Sequence[str]
+    read: Callable[[str], R]
+    is_last: Callable[[R], bool]
+
+
+TRAINING = Program[StepRow | FinalRow](
+    (*PYTHON, "evaluation.worker"),
+    read_row,
+    lambda row: isinstance(row, FinalRow),
+)
 
 
 @dataclass(frozen=True)
@@ -44,28 +67,28 @@ class WorkerError(RuntimeError):
     """A worker ended early. The message names it and closes with the last lines it wrote."""
 
 
-class Workers:
+class Workers(Generic[R]):
     """One process per rank of a plan, as a context manager.
 
     Args:
-        plan: what they train.
+        program: what runs in them.
+        plan: what they are to do.
         network: where they run.
         timeout_s: how long a worker waits for a silent peer before it gives up.
-        command: what starts a worker; ``--config JSON`` is appended.
     """
 
     def __init__(
         self,
-        plan: Plan,
+        program: Program[R],
+        plan: DistributedPlan,
         network: Network,
         *,
         timeout_s: float = 300,
-        command: Sequence[str] = WORKER,
     ) -> None:
+        self.program = program
         self.plan = plan
         self._network = network
         self._timeout_s = timeout_s
-        self._command = command
         self._processes: list[subprocess.Popen[str]] = []
         self._errors: list[IO[str]] = []
         self._threads: list[threading.Thread] = []
@@ -93,11 +116,16 @@ class Workers:
     ) -> None:
         self._end()
 
-    def rows(self) -> Iterator[StepRow | FinalRow]:
+    @property
+    def pids(self) -> list[int]:
+        """The process ids, by rank."""
+        return [process.pid for process in self._processes]
+
+    def rows(self) -> Iterator[R]:
         """Yield rank 0's rows as they come, until all workers have ended.
 
         Raises:
-            WorkerError: a worker failed, or rank 0 ended without its final row.
+            WorkerError: a worker failed, or rank 0 ended without its last row.
         """
         left, finished = self.plan.world_size + 1, False
         while left:
@@ -106,8 +134,8 @@ class Workers:
             except queue.Empty:
                 raise WorkerError("a worker did not end after the last step") from None
             if isinstance(event, str):
-                row = read_row(event)
-                finished = isinstance(row, FinalRow)
+                row = self.program.read(event)
+                finished = self.program.is_last(row)
                 yield row
                 continue
             left -= 1
@@ -134,7 +162,7 @@ class Workers:
             "TOKENIZERS_PARALLELISM": "false",
         }
         process = subprocess.Popen(
-            self._network.command(rank, [*self._command, "--config", config]),
+            self._network.command(rank, [*self.program.command, "--config", config]),
             cwd=_ROOT,
             env=environment,
             stdin=subprocess.DEVNULL,

@@ -1,19 +1,24 @@
-"""One end of a TCP rate measurement, started by ``Hosts.measure_mbit`` on each of two hosts.
+"""One end of TCP connections between two hosts: to measure a link's rate, or to keep it busy.
 
     python link_probe.py receive ADDRESS BYTES     prints the seconds that BYTES took
     python link_probe.py send ADDRESS BYTES
+    python link_probe.py drain ADDRESS             receives from all who connect, until killed
+    python link_probe.py flood ADDRESS COUNT       sends over COUNT connections, until killed
 
-A fifth as many bytes go ahead uncounted: the token bucket lets its first burst through at once.
+A fifth as many bytes as are measured go ahead uncounted: the token bucket lets its first burst
+through at once.
 Imports the standard library only, so that it starts in no time.
 """
 
 from __future__ import annotations
 
+import select
 import socket
 import sys
 import time
 
 _PORT = 29400
+_TRAFFIC_PORT = 29401
 _BLOCK_BYTES = 64 * 1024
 
 
@@ -39,11 +44,34 @@ def send(address: str, counted_bytes: int) -> None:
             left -= _BLOCK_BYTES
 
 
-def _connect(address: str) -> socket.socket:
+def drain(address: str) -> None:
+    """Receive whatever comes, for ever."""
+    with socket.create_server((address, _TRAFFIC_PORT)) as server:
+        connections = [server]
+        while True:
+            for ready in select.select(connections, [], [])[0]:
+                if ready is server:
+                    connections.append(server.accept()[0])
+                elif not ready.recv(_BLOCK_BYTES):
+                    connections.remove(ready)
+
+
+def flood(address: str, count: int) -> None:
+    """Send over ``count`` connections as fast as they take it, for ever."""
+    connections = [_connect(address, _TRAFFIC_PORT) for _ in range(count)]
+    for connection in connections:
+        connection.setblocking(False)
+    block = bytes(_BLOCK_BYTES)
+    while True:
+        for ready in select.select([], connections, [])[1]:
+            ready.send(block)
+
+
+def _connect(address: str, port: int = _PORT) -> socket.socket:
     give_up = time.perf_counter() + 30
     while True:
         try:
-            return socket.create_connection((address, _PORT), timeout=30)
+            return socket.create_connection((address, port), timeout=30)
         except ConnectionRefusedError:
             if time.perf_counter() > give_up:
                 raise
@@ -59,8 +87,12 @@ def _take(connection: socket.socket, count_bytes: int) -> None:
 
 
 if __name__ == "__main__":
-    role, to, size = sys.argv[1:]
+    role, to, *number = sys.argv[1:]
     if role == "receive":
-        print(receive(to, int(size)))
+        print(receive(to, int(number[0])))
+    elif role == "send":
+        send(to, int(number[0]))
+    elif role == "drain":
+        drain(to)
     else:
-        send(to, int(size))
+        flood(to, int(number[0]))

@@ -3,9 +3,9 @@
 Units are in the names: ``_s`` seconds, ``_bytes`` bytes, ``_mbit`` 10⁶ bits per second.
 """
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Generic, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, TypeAdapter
 
 import dynamiq  # noqa: F401  registers the compressors and topologies that a plan may name
 from dynamiq.core.registry import AnyCompressor, AnyTopology
@@ -20,7 +20,17 @@ class Record(BaseModel):
     )
 
 
-class Plan(Record):
+class DistributedPlan(Record):
+    """What a run of several ranks does.
+
+    Attributes:
+        world_size: number of ranks.
+    """
+
+    world_size: Annotated[int, Field(ge=2)] = 4
+
+
+class Plan(DistributedPlan):
     """One training run: what it trains with, how long, and how gradients are reduced.
 
     Attributes:
@@ -35,7 +45,6 @@ class Plan(Record):
     topology: AnyTopology
     steps: Annotated[int, Field(ge=1)]
     seed: int = 0
-    world_size: Annotated[int, Field(ge=2)] = 4
     sequences: Annotated[int, Field(ge=1)] = 8
     learning_rate: Annotated[float, Field(gt=0)] = 3e-3
     validation_sequences: Annotated[int, Field(ge=1)] = 128
@@ -57,10 +66,13 @@ class Seat(Record):
     timeout_s: float
 
 
-class WorkerConfig(Record):
+P = TypeVar("P", bound=DistributedPlan)
+
+
+class WorkerConfig(Record, Generic[P]):
     """All that a worker process is told."""
 
-    plan: Plan
+    plan: SerializeAsAny[P]
     seat: Seat
 
 

@@ -75,7 +75,7 @@ def load_tokens(cache: Path | None = None) -> Tokens:
     source = _source()
     folder = (cache or default_cache()) / f"imdb-{_digest(source)}"
     if not folder.is_dir():
-        _build(source, folder)
+        _build(folder)
     return Tokens(
         train=np.load(folder / "train.npy", mmap_mode="r"),
         validation=np.load(folder / "validation.npy", mmap_mode="r"),
@@ -106,9 +106,9 @@ def _digest(source: Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def _build(source: Path, folder: Path) -> None:
+def _build(folder: Path) -> None:
     """Fill ``folder``, which appears complete or not at all."""
-    validation, train = _split(_reviews(source))
+    validation, train = _split(_reviews())
     tokenizer = _train_tokenizer(train[: _RECIPE["tokenizer_reviews"]])
     folder.parent.mkdir(parents=True, exist_ok=True)
     unfinished = Path(tempfile.mkdtemp(prefix="unfinished-", dir=folder.parent))
@@ -125,12 +125,21 @@ def _build(source: Path, folder: Path) -> None:
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def _reviews(source: Path) -> list[str]:
-    """Return the different IMDB reviews in the order of their digests: a fixed shuffle."""
+def labelled(source: str) -> dict[str, str]:
+    """Return the different texts of one source, "imdb" or "rotten_tomatoes", with their labels.
+
+    Raises:
+        MissingDataError: the package is not installed.
+    """
     csv.field_size_limit(1 << 20)
-    with source.open(newline="", encoding="utf-8") as file:
+    with _source().open(newline="", encoding="utf-8") as file:
         rows = csv.DictReader(file)
-        texts = {row["text"].replace("<br />", " ") for row in rows if row["source"] == "imdb"}
+        return {row["text"]: row["label"] for row in rows if row["source"] == source}
+
+
+def _reviews() -> list[str]:
+    """Return the different IMDB reviews in the order of their digests: a fixed shuffle."""
+    texts = {text.replace("<br />", " ") for text in labelled("imdb")}
     return sorted(texts, key=lambda text: hashlib.sha256(text.encode()).digest())
 
 

@@ -4,16 +4,11 @@ Rank 0 writes one JSON row per step on its standard output and a last one for th
 whatever else is printed, here or by a library, goes to standard error.
 """
 
-import argparse
 import hashlib
-import os
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import TextIO
 
 import torch
 import torch.distributed as dist
@@ -22,7 +17,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dynamiq import GlooTransport, Pipeline
 from dynamiq.core.metrics import vnmse
-from evaluation.interruption import end_with
 from evaluation.language_model import (
     Batches,
     build_model,
@@ -30,19 +24,19 @@ from evaluation.language_model import (
     mean_loss,
     summed_validation_loss,
 )
+from evaluation.rank import claim_stdout, orders, process_group
 from evaluation.records import FinalRow, Plan, StepRow, WorkerConfig
 from evaluation.reviews import load_tokens
 
 
 def main() -> None:
     """Run one rank to its end."""
-    parser = argparse.ArgumentParser(prog="python -m evaluation.worker", description=__doc__)
-    parser.add_argument("--config", required=True, help="a WorkerConfig as JSON")
-    config = WorkerConfig.model_validate_json(parser.parse_args().config)
-    end_with(config.seat.launcher_pid)
-    rows = _claim_stdout()
-    torch.set_num_threads(1)
-    with _process_group(config), _pipeline(config.plan) as pipeline:
+    config = orders(WorkerConfig[Plan], "python -m evaluation.worker", __doc__)
+    rows = claim_stdout()
+    with (
+        process_group(config.seat, config.plan.world_size),
+        _pipeline(config.plan) as pipeline,
+    ):
         for row in _Training(config, pipeline).rows():
             if config.seat.rank == 0:
                 print(row.model_dump_json(), file=rows, flush=True)
@@ -50,7 +44,7 @@ def main() -> None:
 
 @dataclass
 class _Training:
-    config: WorkerConfig
+    config: WorkerConfig[Plan]
     pipeline: Pipeline
 
     def rows(self) -> Iterator[StepRow | FinalRow]:
@@ -128,22 +122,6 @@ class _Training:
 
 
 @contextmanager
-def _process_group(config: WorkerConfig) -> Iterator[None]:
-    seat = config.seat
-    dist.init_process_group(
-        "gloo",
-        init_method=f"tcp://{seat.address}:{seat.port}",
-        rank=seat.rank,
-        world_size=config.plan.world_size,
-        timeout=timedelta(seconds=seat.timeout_s),
-    )
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
-
-
-@contextmanager
 def _pipeline(plan: Plan) -> Iterator[Pipeline]:
     pipeline = Pipeline(
         plan.compressor, plan.topology, GlooTransport(), seed=plan.seed, start_step=0
@@ -162,13 +140,6 @@ def _check_equal_weights(model: nn.Module) -> None:
     dist.all_gather(every, own)
     if any(not torch.equal(own, other) for other in every):
         raise RuntimeError("the ranks start from different weights: the seed did not decide them")
-
-
-def _claim_stdout() -> TextIO:
-    """Return the standard output for rows alone; every other print now goes to stderr."""
-    rows = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    return rows
 
 
 if __name__ == "__main__":

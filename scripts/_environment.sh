@@ -15,7 +15,8 @@ fail() {
 # environment EXTRAS [PACKAGE...]: leaves in .venv the project with EXTRAS (comma-separated) and
 # the PACKAGEs, which come without their dependencies.
 environment() {
-    local stamp=.venv/installed-$1
+    local stamp
+    stamp=.venv/installed-$(IFS=+ && echo "$*")
     is_current "$stamp" && return
     {
         if command -v flock >/dev/null && ! flock --nonblock 9; then

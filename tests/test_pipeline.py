@@ -12,6 +12,7 @@ from dynamiq import (
     Uncompressed,
     measure_error,
 )
+from dynamiq.pipeline.segments import segments_of
 from tests.contracts import compressor as contract
 from tests.contracts.compressor import same_bits, sample, uneven_bounds
 from tests.integrations.worlds import integers, lockstep, rank_of, run_world, same
@@ -293,7 +294,7 @@ def test_segments_change_no_bit(segments, rendezvous, topology):
     assert same(all_reduce(x, segments=segments, rendezvous=rendezvous, **options), whole[0])
 
 
-@pytest.mark.parametrize("segments", [1, 3])
+@pytest.mark.parametrize("segments", [1, 3, None])
 def test_segments_travel_as_messages_of_their_own(segments):
     """On a ring of 3, four messages each; the header goes to both neighbours."""
 
@@ -309,10 +310,38 @@ def test_segments_travel_as_messages_of_their_own(segments):
         pipeline.all_reduce(torch.ones(27))
         return sizes
 
+    segments = segments or 1
     sent = {36} if segments == 1 else {12}
     for headers, messages in ((s[:2], s[2:]) for s in run_world(run, 3, segments=segments)):
         assert headers == [16, 16]
         assert (len(messages), set(messages)) == (4 * segments, sent)
+
+
+def test_large_tensors_have_several_segments(monkeypatch):
+    monkeypatch.setattr("dynamiq.pipeline.segments._ENTRIES", 3)
+    x = torch.randn(3, 27, generator=torch.Generator().manual_seed(0))
+
+    def run(pipeline):
+        posts = []
+        post = pipeline.transport.post
+        pipeline.transport.post = lambda *what: posts.append(what[5]) or post(*what)
+        mine = x[rank_of(pipeline)].clone()
+        pipeline.all_reduce(mine)
+        return mine, len(posts)
+
+    (whole, few), *_ = run_world(run, 3, segments=1)
+    (parts, more), *_ = run_world(run, 3)
+    assert same([whole, parts], whole)
+    assert (few - 2, more - 2) == (4, 4 * 3), "27 entries are 9 times what needs one"
+
+
+def test_segments_go_with_the_root_of_the_entries():
+    def segments(entries):
+        return segments_of(torch.empty(1).expand(entries))
+
+    known = {1: 1, 1 << 19: 1, 1 << 21: 2, 1 << 24: 6, 1 << 26: 8, 1 << 31: 8}
+    assert {entries: segments(entries) for entries in known} == known
+    assert segments_of(torch.empty(1 << 24, device="meta")) == 1
 
 
 @every_topology

@@ -30,6 +30,7 @@ NAMES = [
     "ErrorReport",
     "GlooTransport",
     "Handle",
+    "Hierarchical",
     "Hop",
     "InputError",
     "KernelError",

@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-SCRIPTS = ["scripts/demo", "scripts/gpu-check", "scripts/lint", "scripts/test", ".ci/run"]
+SCRIPTS = [
+    *(f"scripts/{name}" for name in ("bench", "demo", "gpu-check", "lint", "test")),
+    ".ci/run",
+]
 
 
 def normalised(requirement: str) -> str:

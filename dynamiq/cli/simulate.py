@@ -20,6 +20,7 @@ from dynamiq.simulation.measurement import Case, Effort, measure
 from dynamiq.simulation.request import Request
 from dynamiq.simulation.row import Row
 from dynamiq.simulation.sources import MIXTURE
+from dynamiq.topologies import Hierarchical
 
 _COMPRESSORS = ["bf16", "paper-stochastic", "paper", "default"]
 _TOPOLOGIES = ["ring", "butterfly"]
@@ -54,9 +55,19 @@ def simulate(  # noqa: PLR0913  a command line has as many parameters as options
     topology: Annotated[
         list[str],
         typer.Option(
-            help="ring, butterfly, direct, or an installed one; may be repeated.", metavar="NAME"
+            help="ring, butterfly, direct, hierarchical, or an installed one; may be repeated.",
+            metavar="NAME",
         ),
     ] = _TOPOLOGIES,
+    ranks_per_node: Annotated[
+        int | None,
+        typer.Option(
+            help="Of --topology hierarchical: rings inside nodes, in FP32, and between them. Bits "
+            "are those sent between nodes.",
+            metavar="N",
+            show_default=False,
+        ),
+    ] = None,
     world_size: Annotated[
         int | None,
         typer.Option(
@@ -141,7 +152,7 @@ def simulate(  # noqa: PLR0913  a command line has as many parameters as options
         raise typer.BadParameter("--orders permutes given ranks; --one-chunk draws them all alike")
     budgets = bits or (_SWEEP if sweep else [steps.BITS] if ablation else _BITS)
     try:
-        topologies = [topology_registry.get(name)(kind=name) for name in topology]
+        topologies = [_topology(name, ranks_per_node) for name in topology]
         if ablation:
             cases = _ablation_cases(topologies, budgets)
         else:
@@ -181,6 +192,14 @@ def _check_modes(ablation: bool, sweep: bool, plot: Path | None, *, chosen: bool
         )
     if plot is not None and not plot.parent.is_dir():
         raise typer.BadParameter(f"there is no folder {plot.parent} to write {plot.name} into")
+
+
+def _topology(name: str, ranks_per_node: int | None) -> Topology:
+    if name != "hierarchical":
+        return topology_registry.get(name)(kind=name)
+    if ranks_per_node is None:
+        raise ConfigurationError("--topology hierarchical needs --ranks-per-node")
+    return Hierarchical(ranks_per_node=ranks_per_node)
 
 
 def _cases(

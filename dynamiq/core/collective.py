@@ -17,6 +17,7 @@ from torch import Tensor
 
 from dynamiq.core import agreement
 from dynamiq.core.agreement import Header
+from dynamiq.core.buffers import Buffers
 from dynamiq.core.compressor import Compressor, Encoding, State
 from dynamiq.core.errors import InputError
 from dynamiq.core.layout import Layout, segments
@@ -40,6 +41,8 @@ class Post:
         source: Peer that brings ``nbytes`` bytes.
         nbytes: Bytes to receive.
         label: What this is, for error messages.
+        into: uint8[nbytes] on the CPU that may be used for what is received, or None.
+        link: Name of the kind of link crossed, as in :class:`dynamiq.core.topology.Step`.
     """
 
     payload: Tensor | None
@@ -47,6 +50,8 @@ class Post:
     source: int
     nbytes: int
     label: str
+    into: Tensor | None = None
+    link: str = "network"
 
 
 @dataclass(frozen=True)
@@ -77,6 +82,8 @@ class Collective:
             another is encoded; does not change results.
         state: The compressor's state before the call.
         observer: Told the encoding once it is decided.
+        buffers: Memory for payloads.
+        compared: Whether the ranks know already that they are in the same call.
     """
 
     compressor: Compressor
@@ -90,6 +97,8 @@ class Collective:
     segments: int = 1
     state: State = field(default_factory=State)
     observer: Callable[[Encoding[Any]], None] | None = None
+    buffers: Buffers = field(default_factory=Buffers)
+    compared: bool = False
 
     def __post_init__(self) -> None:
         """Refuse a reduce-scatter into slices that the compressor may choose."""
@@ -108,6 +117,11 @@ class Collective:
         n, layout = self.schedule.world_size, self.layout
         return (2 if self.call.gather else 1) * (n - 1) / n * layout.units * layout.unit
 
+    @property
+    def network_peers(self) -> tuple[int, ...]:
+        """Peers that this rank reaches over the network."""
+        return self.schedule.peers(self.rank)
+
     def run(self, x: Tensor, out: Tensor) -> Algorithm[State]:
         """Reduce x[d] over the ranks into out[d] (or out[own chunk]); return the next state.
 
@@ -121,58 +135,36 @@ class Collective:
             out.copy_(x)
             return self.state
         header = Header(self.call.number, self.description, agreement.state_digest(self.state))
-        tickets = yield from self._post_to_peers(header.pack())
+        tickets = {}
+        if not self.compared:
+            tickets = yield from post_header(header, self.schedule.peers(self.rank), self.name)
         statistics = None
         if self.numel:
             statistics = self.compressor.statistics(x, layout, self.call, self.state)
-        yield from self._compare(header, tickets)
+        yield from compare(self.rank, [(header, tickets)], self.name)
         if not self.numel:
             return self.state
         reduced = None
         if statistics is not None:
             small = StatisticsEncoding(statistics, n, self.call)
             sums = small.load(statistics.values, self.rank, statistics.values)
-            yield from self._exchange(small, sums, x.device, "statistics", gather=True)
+            yield from self._exchange(small, sums, x.device, "statistics")
             reduced = small.result(sums)
         encoding = self.compressor.encode(reduced, layout, self.schedule, self.call, self.state)
         if self.observer is not None:
             self.observer(encoding)
         work = encoding.load(x, self.rank, out)
-        yield from self._exchange(encoding, work, x.device, "gradients", gather=self.call.gather)
+        yield from self._exchange(encoding, work, x.device, "gradients")
         encoding.store(work, out, None if self.call.gather else self.rank)
         return self.compressor.next_state(encoding, work)
 
-    def _post_to_peers(self, note: Tensor) -> Algorithm[dict[int, Any]]:
-        tickets = {}
-        for peer in self.schedule.peers(self.rank):
-            tickets[peer] = yield Post(note, peer, peer, note.numel(), f"{self.name}, header")
-        return tickets
-
-    def _compare(self, header: Header, tickets: dict[int, Any]) -> Algorithm[None]:
-        mine = header.pack()
-        differing = []
-        for peer, ticket in tickets.items():
-            theirs = yield Wait(ticket)
-            if not torch.equal(mine, theirs.to(mine.device)):
-                differing.append(peer)
-        if not differing:
-            return
-        # Both ends of every differing pair come here, so both expect the other's explanation.
-        words = header.explain()
-        tickets = {}
-        for peer in differing:
-            label = f"{self.name}, explanation of a mismatch"
-            tickets[peer] = yield Post(words, peer, peer, words.numel(), label)
-        theirs = None
-        for ticket in tickets.values():
-            answer = yield Wait(ticket)
-            theirs = answer if theirs is None else theirs
-        raise agreement.disagreement(self.rank, words, differing[0], theirs)
-
     def _exchange(
-        self, encoding: Encoding[Any], work: Any, device: torch.device, what: str, *, gather: bool
+        self, encoding: Encoding[Any], work: Any, device: torch.device, what: str
     ) -> Algorithm[None]:
-        parts = segments(encoding.positions, self.segments)
+        # Statistics are few bytes: a message costs more time than it hides. All ranks need them.
+        small = what == "statistics"
+        gather = small or self.call.gather
+        parts = segments(encoding.positions, 1 if small else self.segments)
         yield from interleave(
             [
                 _Rounds(self, encoding, work, part, device, f"{self.name}, {what}").run(gather)
@@ -240,27 +232,76 @@ class _Rounds:
             self.encoding.decompress(payload, self.work, m, self.positions)
 
     def _buffer(self, message: Message) -> Tensor:
-        """Allocate the outgoing payload of the message's chunk."""
-        out = torch.empty(self._bytes(message), dtype=torch.uint8, device=self.device)
+        """Return memory for the outgoing payload of the message's chunk."""
+        out = self._memory(self._bytes(message))
         self.payloads[message.chunk] = out
         return out
 
     def _post(self, step: Step, what: str) -> Post:
         parts = [p for p in (self.payloads[m.chunk] for m in step.sends) if p.numel()]
-        payload = parts[0] if len(parts) == 1 else torch.cat(parts) if parts else None
+        payload = parts[0] if len(parts) == 1 else self._joined(parts) if parts else None
         nbytes = sum(self._bytes(m) for m in step.receives)
-        return Post(payload, step.to, step.source, nbytes, f"{self.label}, {what}")
+        into = self._memory(nbytes) if nbytes and self.device.type == "cpu" else None
+        return Post(payload, step.to, step.source, nbytes, f"{self.label}, {what}", into)
+
+    def _joined(self, parts: Sequence[Tensor]) -> Tensor:
+        return torch.cat(tuple(parts), out=self._memory(sum(part.numel() for part in parts)))
 
     def _split(self, step: Step, received: Tensor | None) -> list[tuple[Message, Tensor]]:
         if received is None:
             received = torch.empty(0, dtype=torch.uint8)
         parts = received.to(self.device).split([self._bytes(m) for m in step.receives])
         # A payload that begins at an odd address cannot be viewed as wider types.
-        aligned = [p if p.storage_offset() % 16 == 0 else p.clone() for p in parts]
+        aligned = [
+            p if p.storage_offset() % 16 == 0 else self._memory(p.numel()).copy_(p) for p in parts
+        ]
         return list(zip(step.receives, aligned, strict=True))
+
+    def _memory(self, nbytes: int) -> Tensor:
+        return self.collective.buffers.take(nbytes, self.device)
 
     def _bytes(self, message: Message) -> int:
         return self.encoding.payload_bytes(message, self.positions)
+
+
+def post_header(
+    header: Header, peers: Sequence[int], name: str, link: str = "network"
+) -> Algorithm[dict[int, Any]]:
+    """Start exchanging a header with peers; return the ticket of each."""
+    tickets, note = {}, header.pack()
+    for peer in peers:
+        label = f"{name}, header"
+        tickets[peer] = yield Post(note, peer, peer, note.numel(), label, link=link)
+    return tickets
+
+
+def compare(
+    rank: int, posted: Sequence[tuple[Header, dict[int, Any]]], name: str
+) -> Algorithm[None]:
+    """Compare each header with what its peers sent.
+
+    Raises:
+        AgreementError: Some differ; they have been told why, and raise it, too.
+    """
+    differing = {}
+    for header, tickets in posted:
+        mine = header.pack()
+        for peer, ticket in tickets.items():
+            theirs = yield Wait(ticket)
+            if not torch.equal(mine, theirs.to(mine.device)):
+                differing[peer] = header.explain()
+    if not differing:
+        return
+    # Both ends of every differing pair come here, so both expect the other's explanation.
+    explanations = {}
+    for peer, words in differing.items():
+        label = f"{name}, explanation of a mismatch"
+        explanations[peer] = yield Post(words, peer, peer, words.numel(), label)
+    first, words = next(iter(differing.items()))
+    answers = {}
+    for peer, ticket in explanations.items():
+        answers[peer] = yield Wait(ticket)
+    raise agreement.disagreement(rank, words, first, answers[first])
 
 
 def interleave(algorithms: Sequence[Algorithm[None]]) -> Algorithm[None]:

@@ -28,16 +28,20 @@ class Meter:
         bytes_received: The same received.
         codec_s: Seconds between requests: statistics, encoding, accumulation.
         wire_s: Seconds in which a wait was blocked.
+        node_bytes_sent: Those of ``bytes_sent`` that stayed inside a node.
     """
 
     bytes_sent: int = 0
     bytes_received: int = 0
     codec_s: float = 0.0
     wire_s: float = 0.0
+    node_bytes_sent: int = 0
 
     def count(self, post: Post) -> None:
         """Add the bytes of a post."""
-        self.bytes_sent += 0 if post.payload is None else post.payload.numel()
+        sent = 0 if post.payload is None else post.payload.numel()
+        self.bytes_sent += sent
+        self.node_bytes_sent += sent if post.link == "node" else 0
         self.bytes_received += post.nbytes
 
     def add(self, other: "Meter") -> None:
@@ -46,6 +50,7 @@ class Meter:
         self.bytes_received += other.bytes_received
         self.codec_s += other.codec_s
         self.wire_s += other.wire_s
+        self.node_bytes_sent += other.node_bytes_sent
 
 
 def lockstep(algorithms: Sequence[Algorithm[T]], meters: Sequence[Meter] | None = None) -> list[T]:
@@ -69,7 +74,7 @@ def lockstep(algorithms: Sequence[Algorithm[T]], meters: Sequence[Meter] | None 
                 meters[rank].count(request)
                 if request.payload is not None and request.payload.numel():
                     mail[rank, request.to].append(request.payload.clone())
-                request = algorithms[rank].send((request.source, request.nbytes))
+                request = algorithms[rank].send(request)
             waiting[rank] = request
         except StopIteration as end:
             results[rank] = end.value
@@ -79,7 +84,8 @@ def lockstep(algorithms: Sequence[Algorithm[T]], meters: Sequence[Meter] | None 
     while waiting:
         blocked = len(waiting)
         for rank in list(waiting):
-            source, nbytes = waiting[rank].ticket
+            post: Post = waiting[rank].ticket
+            source, nbytes = post.source, post.nbytes
             box = mail[source, rank]
             if nbytes and not box:
                 blocked -= 1
@@ -90,9 +96,12 @@ def lockstep(algorithms: Sequence[Algorithm[T]], meters: Sequence[Meter] | None 
                     f"rank {rank} expects {nbytes} bytes from rank {source}, which sent "
                     f"{box[0].numel()}"
                 )
-            advance(rank, box.popleft() if nbytes else None)
+            received = box.popleft() if nbytes else None
+            if received is not None and post.into is not None:
+                received = post.into.copy_(received)
+            advance(rank, received)
         if not blocked:
-            peers = {rank: wait.ticket[0] for rank, wait in waiting.items()}
+            peers = {rank: wait.ticket.source for rank, wait in waiting.items()}
             raise AgreementError(f"ranks wait for peers that send nothing (rank: peer): {peers}")
     unread = {f"{source} to {to}": len(box) for (source, to), box in mail.items() if box}
     if unread:
@@ -128,7 +137,9 @@ def _post(
     post: Post, transport: Transport, channel: int, meter: Meter
 ) -> Callable[[], Tensor | None]:
     meter.count(post)
-    return transport.post(post.payload, post.to, post.nbytes, post.source, channel, post.label)
+    return transport.post(
+        post.payload, post.to, post.nbytes, post.source, channel, post.label, post.into
+    )
 
 
 @dataclass

@@ -1,5 +1,6 @@
 """How good and how large: vNMSE, bits per entry, and a simulated call that measures both."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -7,10 +8,10 @@ import torch
 from torch import Tensor
 
 from dynamiq.core.agreement import HEADER_BYTES
-from dynamiq.core.collective import Collective
 from dynamiq.core.compressor import Compressor, State
 from dynamiq.core.drivers import Meter, lockstep
 from dynamiq.core.errors import InputError
+from dynamiq.core.hierarchy import collective_on
 from dynamiq.core.message import Call
 from dynamiq.core.topology import Topology
 
@@ -22,7 +23,8 @@ class ErrorReport:
     Attributes:
         vnmse: ‖x̂ - x‖² / ‖x‖², x̂ the all-reduced sum, x the exact one (DynamiQ §2).
         bits_per_entry: Mean over ranks of bits sent per padded entry per pass; everything counted
-            but the 16-byte header, two passes of (n - 1)/n of the bucket.
+            but the 16-byte header, two passes of (n - 1)/n of the bucket. With ``Hierarchical``
+            only what is sent between nodes counts, bits and entries.
         bytes_sent: Bytes sent by each rank, headers included.
         result: float32[d], the all-reduced sum, the same bits on all ranks.
     """
@@ -98,15 +100,19 @@ def simulate(
     outs = [torch.empty(d, dtype=torch.float32) for _ in range(n)]
     before = states or [State()] * n
     collectives = [
-        Collective(compressor, schedule, rank, d, call, state=before[rank]) for rank in range(n)
+        collective_on(
+            schedule, rank, d, call, plain=False, compressor=compressor, state=before[rank]
+        )
+        for rank in range(n)
     ]
     algorithms = [c.run(gradients[r], outs[r]) for r, c in enumerate(collectives)]
     with torch.no_grad():
         after = lockstep(algorithms, meters)
     sent = tuple(meter.bytes_sent for meter in meters)
-    headers = sum(HEADER_BYTES * len(schedule.peers(r)) for r in range(n))
-    volume = n * collectives[0].volume
-    bits = 8 * (sum(sent) - headers) / volume if volume else 0.0
+    far = sum(meter.bytes_sent - meter.node_bytes_sent for meter in meters)
+    headers = sum(HEADER_BYTES * len(c.network_peers) for c in collectives)
+    volume = math.fsum(c.volume for c in collectives)
+    bits = 8 * (far - headers) / volume if volume else 0.0
     return Simulated(outs[0], after, sent, bits)
 
 

@@ -39,6 +39,8 @@ class Stream(IntEnum):
     STRATUM = 3
     GROUP_SCALE = 4
     SIGN = 5
+    NODE = 6
+    COLUMN = 7
 
 
 def key(*parts: int) -> int:

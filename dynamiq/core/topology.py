@@ -38,7 +38,7 @@ class Step:
         source: Peer that brings ``receives`` (group rank).
         receives: Messages received, in wire order.
         reduce: True in the reduce-scatter, False in the all-gather.
-        link: Name of the kind of link crossed, for cost models.
+        link: Name of the kind of link crossed: "network", or "node" if the bytes stay inside one.
     """
 
     to: int
@@ -88,6 +88,11 @@ class Schedule:
     topology: Topology
     world_size: int
     _steps: dict[int, tuple[Step, ...]] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def compressed_ranks(self) -> int:
+        """How many ranks' entries the pipeline's compressor sums."""
+        return self.world_size
 
     @cached_property
     def hops(self) -> tuple[Hop, ...]:

@@ -30,7 +30,7 @@ class Transport(ABC):
         """
 
     @abstractmethod
-    def post(
+    def post(  # noqa: PLR0913 - both halves of an exchange, and where they belong
         self,
         send: Tensor | None,
         to: int,
@@ -38,12 +38,14 @@ class Transport(ABC):
         source: int,
         channel: int,
         label: str,
+        into: Tensor | None = None,
     ) -> Callable[[], Tensor | None]:
         """Start receiving ``nbytes`` from ``source``, then sending ``send`` to ``to``.
 
         FIFO per (peer, channel). An absent payload is neither sent nor awaited. ``send`` must not
         be written before the returned function was called; that function waits for both and
-        returns the received uint8[nbytes], or None if nbytes is 0.
+        returns the received uint8[nbytes], or None if nbytes is 0. ``into``, uint8[nbytes] on the
+        CPU, is memory that may be used for them; it, too, must be left alone until then.
 
         On CUDA the bytes may be used on the stream that was current here.
 

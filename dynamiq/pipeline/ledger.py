@@ -20,13 +20,15 @@ class Metrics:
         bytes_received: All bytes received.
         verification_bytes_sent: Bytes sent by ``verify_every``, not part of ``bytes_sent``.
         bits_per_entry: Bits sent per padded entry and pass in compressed calls, the 16-byte headers
-            included (``measure_error`` leaves these out); 0 without any such call.
+            included (``measure_error`` leaves these out); 0 without any such call. With
+            ``Hierarchical`` only what is sent between nodes counts, bits and entries.
         skips: Why calls travelled uncompressed, and how many.
         codec_s: Seconds spent in statistics, encoding and accumulation.
         wire_s: Seconds in which calls in flight waited for bytes.
         vnmse: Energy-weighted over the verified calls; None before the first.
         predicted_vnmse: What the compressor had predicted for these; None if it does not say.
         verified_calls: How many those are.
+        node_bytes_sent: Those of ``bytes_sent`` that ``Hierarchical`` sent inside a node.
     """
 
     calls: int = 0
@@ -41,6 +43,7 @@ class Metrics:
     vnmse: float | None = None
     predicted_vnmse: float | None = None
     verified_calls: int = 0
+    node_bytes_sent: int = 0
 
 
 class Ledger:
@@ -67,7 +70,7 @@ class Ledger:
 
         Args:
             meter: What it moved.
-            volume: Padded entries a rank sends, over all passes.
+            volume: Padded entries a rank sends, over all passes; between nodes, if there are such.
             skip: Why it travelled uncompressed, or None.
         """
         with self._lock:
@@ -75,7 +78,7 @@ class Ledger:
             self._calls += 1
             if skip is None:
                 self._compressed_calls += 1
-                self._compressed_bytes += meter.bytes_sent
+                self._compressed_bytes += meter.bytes_sent - meter.node_bytes_sent
                 self._volume += volume
             else:
                 self._skips[skip] += 1
@@ -114,4 +117,5 @@ class Ledger:
                 vnmse,
                 self._predicted / self._predicted_norm if self._predicted_norm else None,
                 self._verified,
+                self._total.node_bytes_sent,
             )

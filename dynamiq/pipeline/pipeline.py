@@ -44,9 +44,9 @@ class Pipeline:
         transport: Transport,
         *,
         seed: int = 0,
-        min_numel: int = 16_384,
+        min_numel: int = 65_536,
         start_step: int = 2,
-        segments: int = 1,
+        segments: int | None = None,
         compress_float64: bool = False,
         on_nonfinite: Literal["propagate", "raise"] = "propagate",
         verify_every: int | None = None,
@@ -60,7 +60,8 @@ class Pipeline:
             seed: Of all randomness.
             min_numel: Calls with fewer entries travel uncompressed.
             start_step: DDP steps that travel uncompressed before compression begins.
-            segments: Parts of each chunk that overlap encoding and transfer; same results.
+            segments: Parts of each chunk that overlap encoding and transfer; same results. None
+                chooses by the size of the tensor, 1 to 8.
             compress_float64: Compress float64 (in float32) instead of sending it as it is.
             on_nonfinite: "propagate" NaN and infinities, or "raise" NonFiniteError on every rank.
             verify_every: Also compute the exact result of every N-th compressed call, for
@@ -138,7 +139,8 @@ class Pipeline:
 
         Raises:
             AgreementError: Ranks differ; the fields are named, on every rank.
-            ConfigurationError: The compressor cannot sum so many ranks; on every rank.
+            ConfigurationError: The compressor cannot sum so many ranks, or the topology does not
+                fit their number; on every rank.
             TransportError: The group cannot be joined.
         """
         with self._lock:

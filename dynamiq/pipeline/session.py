@@ -7,9 +7,11 @@ import torch
 from torch import Tensor
 
 from dynamiq.core.agreement import check_hellos
+from dynamiq.core.buffers import Buffers
 from dynamiq.core.collective import Algorithm, Collective
 from dynamiq.core.compressor import Compressor, State
 from dynamiq.core.errors import InputError, NonFiniteError, TransportError
+from dynamiq.core.hierarchy import collective_on
 from dynamiq.core.message import Call
 from dynamiq.core.registry import compressor_registry
 from dynamiq.core.topology import Schedule
@@ -18,6 +20,7 @@ from dynamiq.pipeline.executor import Executor
 from dynamiq.pipeline.handle import Handle
 from dynamiq.pipeline.ledger import Ledger
 from dynamiq.pipeline.request import Request
+from dynamiq.pipeline.segments import segments_of
 from dynamiq.pipeline.settings import Settings
 from dynamiq.pipeline.streams import Fence
 from dynamiq.pipeline.verification import Verification
@@ -47,13 +50,15 @@ class Session:
         self._verifiable = 0
         self._states: dict[str, State] = {}
         self._numels: dict[str, int] = {}
+        self._buffers = Buffers()
 
     def connect(self) -> Schedule:
         """Join the group once; check that all ranks have the same settings, and not too many.
 
         Raises:
             AgreementError: Settings differ.
-            ConfigurationError: The compressor cannot sum so many ranks.
+            ConfigurationError: The compressor cannot sum so many ranks, or the topology does not
+                fit their number.
         """
         self.executor.check_open()
         if self._schedule is None:
@@ -61,8 +66,9 @@ class Session:
             hellos = self.transport.connect(json.dumps(self.settings.to_dict()).encode())
             try:
                 check_hellos(hellos)
-                self.settings.compressor.check_world_size(self.transport.world_size)
-                self._schedule = self.settings.topology.schedule(self.transport.world_size)
+                schedule = self.settings.topology.schedule(self.transport.world_size)
+                self.settings.compressor.check_world_size(schedule.compressed_ranks)
+                self._schedule = schedule
             except BaseException as error:
                 self.executor.fail(error)
                 raise
@@ -156,16 +162,19 @@ class Session:
         number, self._calls = self._calls, self._calls + 1
         divisor = schedule.world_size if request.op == "mean" else 1
         gather = request.output is None
-        return Collective(
-            compressor,
+        segments = self.settings.segments or segments_of(request.tensor)
+        return collective_on(
             schedule,
             self.transport.rank,
             request.tensor.numel(),
             Call(self.settings.seed, number, divisor, gather),
+            plain=compressor is not self.settings.compressor,
+            compressor=compressor,
             name=f"call {number} ({request.name})",
-            description=f"{request.description}, as {compressor.kind}",
+            description=f"{request.description}, as {compressor.kind}, in {segments} segments",
             bounds=request.bounds,
-            segments=self.settings.segments,
+            segments=segments,
+            buffers=self._buffers,
         )
 
     def _verification(self, request: Request, schedule: Schedule) -> Verification | None:

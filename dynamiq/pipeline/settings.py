@@ -26,7 +26,7 @@ class Settings(Value):
     seed: int = Field(ge=-(2**63), lt=2**64)
     min_numel: int = Field(ge=0)
     start_step: int = Field(ge=0)
-    segments: int = Field(ge=1)
+    segments: int | None = Field(ge=1)
     compress_float64: bool
     on_nonfinite: Literal["propagate", "raise"]
     verify_every: int | None = Field(ge=1)

@@ -10,6 +10,7 @@ from dynamiq.simulation import figures
 from dynamiq.simulation.observed import Log
 from dynamiq.simulation.row import HopRow, Row
 from dynamiq.simulation.worlds import Attempt, Trial, World
+from dynamiq.topologies import Hierarchical
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,8 @@ class Effort:
     Attributes:
         seeds: Calls to average over, each with its own rounding.
         warm_up_calls: Calls before the one that is measured, for formats that learn from them.
-        hops: Whether to measure what every hop adds, in the first of these calls.
+        hops: Whether to measure what every hop adds, in the first of these calls; never with
+            ``Hierarchical``.
         orders: Orders of the ranks to average over, each with all seeds; the first is theirs.
     """
 
@@ -54,7 +56,9 @@ def measure(world: World, case: Case, effort: Effort) -> Row:
     relative = [figures.relative(error, target) for error in errors]
     means = [statistics.fmean(relative), *_in_other_orders(world, case, effort)]
     bias, bias_error = figures.bias(errors)
-    predicted = getattr(log.encoding, "predicted_vnmse", None)
+    # On two levels every column has an encoding, chunks and a prediction of its own.
+    levels = isinstance(case.topology, Hierarchical)
+    predicted = None if levels else getattr(log.encoding, "predicted_vnmse", None)
     return Row(
         compressor=case.name,
         description=case.compressor.to_dict(),
@@ -72,7 +76,7 @@ def measure(world: World, case: Case, effort: Effort) -> Row:
         bits_per_entry=statistics.fmean(trial.bits_per_entry for trial in trials),
         bytes_per_rank=statistics.fmean(trial.bytes_per_rank for trial in trials),
         predicted_vnmse=None if predicted is None else float(predicted),
-        hops=_hops(log, case, world.world_size) if effort.hops else (),
+        hops=_hops(log, case, world.world_size) if effort.hops and not levels else (),
         orders=effort.orders,
         order_spread=statistics.pstdev(means) if len(means) > 1 else None,
     )
@@ -80,6 +84,7 @@ def measure(world: World, case: Case, effort: Effort) -> Row:
 
 def _try(world: World, case: Case, effort: Effort, seed: int, order: int = 0) -> Trial:
     watch = effort.hops and seed == 0 and order == 0
+    watch = watch and not isinstance(case.topology, Hierarchical)
     attempt = Attempt(seed, effort.warm_up_calls, watch, order)
     return world.run(case.compressor, case.topology, attempt)
 

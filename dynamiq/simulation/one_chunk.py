@@ -21,6 +21,7 @@ from dynamiq.simulation.observed import Log, Observed
 from dynamiq.simulation.sources import SUPERGROUP, Drawn
 from dynamiq.simulation.tree import tree
 from dynamiq.simulation.worlds import Attempt, Trial
+from dynamiq.topologies import Hierarchical
 
 PIECE = 512
 """Supergroups that the one chunk is worked on at a time: what a core's cache holds."""
@@ -63,8 +64,15 @@ class OneChunk:
         """Run the messages of one chunk; of its pieces the first is watched.
 
         Raises:
-            ConfigurationError: The format's statistics, or its rounding, need all ranks.
+            ConfigurationError: The format's statistics, or its rounding, need all ranks, or the
+                topology has two levels.
         """
+        if isinstance(topology, Hierarchical):
+            raise ConfigurationError(
+                "a hierarchical topology cannot be simulated on one chunk, which stands for all "
+                "ranks of one level; simulate all chunks, or one column as the flat topology that "
+                "is between the nodes"
+            )
         if getattr(compressor, "rounding", None) == "correlated":
             raise ConfigurationError(
                 "correlated rounding cannot be simulated on one chunk: every message would need "

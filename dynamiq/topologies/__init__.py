@@ -2,6 +2,7 @@
 
 from dynamiq.topologies.butterfly import Butterfly
 from dynamiq.topologies.direct import Direct
+from dynamiq.topologies.hierarchical import Hierarchical
 from dynamiq.topologies.ring import Ring
 
-__all__ = ["Butterfly", "Direct", "Ring"]
+__all__ = ["Butterfly", "Direct", "Hierarchical", "Ring"]

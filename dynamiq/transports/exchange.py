@@ -24,6 +24,7 @@ class Exchange:
         source: Peer that brings them.
         channel: The FIFO to use.
         label: What this is, for error messages.
+        into: uint8[nbytes] on the CPU that may be used for what is received, or None.
     """
 
     rank: int
@@ -33,6 +34,7 @@ class Exchange:
     source: int
     channel: int
     label: str
+    into: Tensor | None = None
 
     @property
     def payload(self) -> Tensor | None:
@@ -64,6 +66,16 @@ class Exchange:
             raise InputError(
                 f"a payload is a contiguous uint8[m], not {payload.dtype}{list(payload.shape)} "
                 f"with strides {payload.stride()} ({self})"
+            )
+
+        into = self.into
+        if into is not None and (
+            (into.dtype, into.shape) != (torch.uint8, (self.nbytes,))
+            or not (into.is_cpu and into.is_contiguous())
+        ):
+            raise InputError(
+                f"{self.nbytes} bytes are received into a contiguous uint8[{self.nbytes}] on the "
+                f"CPU, not {into.dtype}{list(into.shape)} on {into.device} ({self})"
             )
 
     def lost(self, peer: int, reason: str) -> PeerLostError:

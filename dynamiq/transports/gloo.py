@@ -56,7 +56,8 @@ class GlooTransport(ProcessGroupTransport):
         tag = _FIRST_TAG + self._first_tag + exchange.channel
         if exchange.nbytes:
             # Before the send: two ranks that send first to each other get half the rate.
-            transfer.received = _host_memory(exchange.nbytes)
+            into = exchange.into
+            transfer.received = _host_memory(exchange.nbytes) if into is None else into
             work = dist.irecv(transfer.received, group=group, tag=tag, group_src=exchange.source)
             transfer.works.append((work, exchange.source))
         if exchange.payload is not None:

@@ -120,7 +120,7 @@ class ProcessGroupTransport(Transport):
         self._lifecycle.open()
         return hellos
 
-    def post(
+    def post(  # noqa: PLR0913 - both halves of an exchange, and where they belong
         self,
         send: Tensor | None,
         to: int,
@@ -128,10 +128,11 @@ class ProcessGroupTransport(Transport):
         source: int,
         channel: int,
         label: str,
+        into: Tensor | None = None,
     ) -> Callable[[], Tensor | None]:
         """Start the receive, then the send. See :class:`Transport`."""
         self._lifecycle.require_open(label)
-        exchange = Exchange(self.rank, send, to, nbytes, source, channel, label)
+        exchange = Exchange(self.rank, send, to, nbytes, source, channel, label, into)
         exchange.check(self.world_size, self.channels)
         group = self._group
         if group is None:  # Another thread has just closed; torch would take the default group.

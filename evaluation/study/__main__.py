@@ -8,9 +8,10 @@ from typing import get_args
 
 from dynamiq.core.errors import DynamiqError
 from evaluation.reviews import MissingDataError
+from evaluation.rows import read_rows
 from evaluation.study import recipes
 from evaluation.study.page import write_page
-from evaluation.study.records import OptimizerName, Row, read_rows
+from evaluation.study.records import OptimizerName, Row
 from evaluation.study.runs import Grid, run_missing
 from evaluation.study.workloads import WORKLOADS
 
@@ -25,7 +26,7 @@ def main(arguments: list[str] | None = None) -> None:
             for row in run_missing(_grid(options), options.output):
                 print(_summary(row), flush=True)
         else:
-            picture = write_page(read_rows(options.rows), options.output, command)
+            picture = write_page(read_rows(options.rows, Row), options.output, command)
             print(f"{options.output} and {picture}")
     except (DynamiqError, MissingDataError, OSError, ValueError) as error:
         sys.exit(f"error: {error}")

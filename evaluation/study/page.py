@@ -17,6 +17,7 @@ _COLOURS = {
 }
 _WORKLOADS = {
     "language_model": "Language model of 5.9 million parameters, from scratch on film reviews",
+    "sentences": "BERT of 22.7 million parameters, fine-tuned on Rotten Tomatoes sentences",
     "questions": "BERT of 17.4 million parameters, fine-tuned on TREC-6 questions",
 }
 _INTRODUCTION = """\

@@ -123,7 +123,7 @@ def missing_packages() -> str:
     missing = [name for name in ("onnx", "tokenizers", "transformers") if find_spec(name) is None]
     for package, name in (_WEIGHTS, _TEXT, _VOCABULARY):
         try:
-            _installed(package, name)
+            installed(package, name)
         except MissingDataError:
             missing.append(package)
     return f"not installed: {', '.join(missing)}; {_INSTALL}" if missing else ""
@@ -136,22 +136,32 @@ def load_questions() -> tuple[Questions, Questions]:
     Raises:
         MissingDataError: a package is not installed.
     """
+    lines = set(installed(*_TEXT).read_text("utf-8").splitlines())
+    # The file repeats its questions.
+    pairs = {line.partition(" ")[2].strip(): line.partition(":")[0] for line in lines}
+    return encode({text: CLASSES.index(label) for text, label in pairs.items()}, _HELD_OUT)
+
+
+def encode(labels: dict[str, int], held_out: int) -> tuple[Questions, Questions]:
+    """Return labelled texts as word pieces, in an order that is a fixed shuffle.
+
+    Args:
+        labels: by text.
+        held_out: how many are the second part, and not in the first.
+    """
     from tokenizers import Tokenizer
 
-    lines = set(_installed(*_TEXT).read_text("utf-8").splitlines())
-    # The file repeats its questions; the order of their digests is a fixed shuffle.
-    pairs = {line.partition(" ")[2].strip(): line.partition(":")[0] for line in lines}
-    texts = sorted(pairs, key=lambda text: hashlib.sha256(text.encode()).digest())
-    tokenizer: Any = Tokenizer.from_file(str(_installed(*_VOCABULARY)))
+    texts = sorted(labels, key=lambda text: hashlib.sha256(text.encode()).digest())
+    tokenizer: Any = Tokenizer.from_file(str(installed(*_VOCABULARY)))
     tokenizer.no_truncation()
     tokenizer.no_padding()
     encoded = [torch.tensor(e.ids) for e in tokenizer.encode_batch(texts)]
     every = Questions(
         nn.utils.rnn.pad_sequence(encoded, batch_first=True),
         torch.tensor([len(ids) for ids in encoded]),
-        torch.tensor([CLASSES.index(pairs[text]) for text in texts]),
+        torch.tensor([labels[text] for text in texts]),
     )
-    return _part(every, slice(_HELD_OUT, None)), _part(every, slice(_HELD_OUT))
+    return _part(every, slice(held_out, None)), _part(every, slice(held_out))
 
 
 def build_model(seed: int) -> nn.Module:
@@ -163,18 +173,23 @@ def build_model(seed: int) -> nn.Module:
     Raises:
         MissingDataError: the package with the weights is not installed.
     """
+    return classifier(len(CLASSES), layers=3, weights=_pretrained(), seed=seed)
+
+
+def classifier(classes: int, *, layers: int, weights: dict[str, Tensor], seed: int) -> nn.Module:
+    """Return a MiniLM with given weights; pooler and classifier come from the seed."""
     from transformers import BertConfig, BertForSequenceClassification
 
     config = BertConfig(
         hidden_size=384,
-        num_hidden_layers=3,
+        num_hidden_layers=layers,
         num_attention_heads=12,
         intermediate_size=1536,
-        num_labels=len(CLASSES),
+        num_labels=classes,
     )
     torch.manual_seed(seed)
     model: nn.Module = BertForSequenceClassification(config)
-    missing, unexpected = model.load_state_dict(_pretrained(), strict=False)
+    missing, unexpected = model.load_state_dict(weights, strict=False)
     fresh = {name for name in missing if not name.startswith(("bert.pooler.", "classifier."))}
     if fresh or unexpected:
         raise RuntimeError(f"the weights do not fit the model: {fresh} missing, {unexpected} over")
@@ -185,7 +200,7 @@ def _pretrained() -> dict[str, Tensor]:
     """Return the weights of the ONNX file under the names of ``transformers``."""
     import onnx
 
-    graph = onnx.load(str(_installed(*_WEIGHTS))).graph
+    graph = onnx.load(str(installed(*_WEIGHTS))).graph
     values = {i.name: onnx.numpy_helper.to_array(i) for i in graph.initializer}
     prefix, weights = "model.0.auto_model.", {}
     for name, value in values.items():
@@ -199,7 +214,12 @@ def _pretrained() -> dict[str, Tensor]:
     return weights
 
 
-def _installed(package: str, name: str) -> Path:
+def installed(package: str, name: str) -> Path:
+    """Return a file of an installed package.
+
+    Raises:
+        MissingDataError: there is no such package or file.
+    """
     try:
         found = [path for path in files(package) or [] if path.name == name]
     except PackageNotFoundError:

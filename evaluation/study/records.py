@@ -1,17 +1,15 @@
-"""One finished run as one JSON row, in a file that several processes may add to.
+"""One finished run as one row.
 
 Units are in the names: ``_s`` seconds; losses are in nats.
 """
 
-import fcntl
-import os
-from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from evaluation.records import Record
+from evaluation.rows import RunRow
 
 OptimizerName = Literal["adamw", "sgd"]
 SGD_MOMENTUM = 0.9
@@ -40,11 +38,6 @@ class Settings(Record):
     steps: Annotated[int, Field(ge=1)]
     seed: int
     world_size: Annotated[int, Field(ge=2)] = 4
-
-    @property
-    def key(self) -> str:
-        """Names the run."""
-        return self.model_dump_json()
 
     @property
     def label(self) -> str:
@@ -89,7 +82,7 @@ class ErrorSample(Record):
     adam: float | None
 
 
-class Row(Record):
+class Row(RunRow):
     """One finished run.
 
     Attributes:
@@ -99,7 +92,7 @@ class Row(Record):
         bits_per_entry: mean over the steps of bits sent per entry and pass, all included.
         training_s: of the steps, without preparation and checkpoints.
         versions: of the packages in use.
-        commit: of the code, with "-dirty" if files differed from it; empty outside a checkout.
+        commit: of the code; see ``evaluation.rows.commit``.
     """
 
     settings: Settings
@@ -131,28 +124,3 @@ class Row(Record):
         """Mean over the sampled steps; ``None`` for other optimisers."""
         values = [sample.adam for sample in self.errors if sample.adam is not None]
         return fmean(values) if values else None
-
-
-def read_rows(path: Path) -> list[Row]:
-    """Return the finished rows of a file, none if there is no such file.
-
-    A last line without an end is what a crash left of a row, and no row.
-    """
-    if not path.exists():
-        return []
-    *lines, _ = path.read_text("utf-8").split("\n")
-    return [Row.model_validate_json(line) for line in lines]
-
-
-def append_row(path: Path, row: Row) -> None:
-    """Add a row to a file, completely or not at all; several processes may do so at once."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    with os.fdopen(descriptor, "r+b") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        content = file.read()
-        # Cuts off what a crash left of a row, which would swallow this one.
-        file.seek(content.rfind(b"\n") + 1)
-        file.truncate()
-        file.write(f"{row.model_dump_json()}\n".encode())
-        file.flush()
-        os.fsync(file.fileno())

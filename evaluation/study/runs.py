@@ -1,15 +1,14 @@
 """Which runs there are, and doing those that are not done yet."""
 
-import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 from dynamiq import topology_registry
+from evaluation import rows
 from evaluation.report import environment
 from evaluation.study import recipes
-from evaluation.study.records import OptimizerName, Row, Settings, append_row, read_rows
+from evaluation.study.records import OptimizerName, Row, Settings
 from evaluation.study.trainer import Reduction, Training
 from evaluation.study.workloads import LEARNING_RATES, WORKLOADS
 
@@ -33,7 +32,11 @@ class Grid:
 
     def settings(self) -> Iterator[Settings]:
         """Yield all runs; seed by seed, so that an early look compares all recipes."""
-        rate = self.learning_rate or LEARNING_RATES[self.workload, self.optimizer]
+        rate = self.learning_rate or LEARNING_RATES.get((self.workload, self.optimizer))
+        if rate is None:
+            raise ValueError(
+                f"{self.workload} has no learning rate of its own with {self.optimizer}; give one"
+            )
         for seed in self.seeds:
             for recipe, bits in self._recipes():
                 compressor = recipes.compressor(recipe, bits)
@@ -56,17 +59,8 @@ class Grid:
 
 
 def run_missing(grid: Grid, path: Path) -> Iterator[Row]:
-    """Do the runs that a file of rows lacks, adding each to it; yields them.
-
-    A run that is interrupted leaves nothing and is done again from its first step.
-    """
-    # All are made before the first starts: what is wrong with one shows now.
-    for settings in list(grid.settings()):
-        # Read anew each time: another process may be adding to the file.
-        if settings.key not in {row.settings.key for row in read_rows(path)}:
-            row = run(settings)
-            append_row(path, row)
-            yield row
+    """Do the runs that a file of rows lacks, adding each to it; yields them."""
+    return rows.run_missing(grid.settings(), path, Row, run)
 
 
 def run(settings: Settings) -> Row:
@@ -75,17 +69,4 @@ def run(settings: Settings) -> Row:
     topology = topology_registry.read({"kind": settings.topology})
     compressor = recipes.compressor(settings.recipe, settings.bits)
     reduction = Reduction(compressor, topology, settings.seed)
-    return Training(settings, workload, reduction).run(environment()["packages"], _commit())
-
-
-@cache  # the code in use is that of the start, whatever is committed during a long series
-def _commit() -> str:
-    command = ["git", "--no-optional-locks", "describe"]
-    command += ["--always", "--dirty", "--exclude=*", "--abbrev=12"]
-    try:
-        done = subprocess.run(
-            command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False
-        )
-    except FileNotFoundError:
-        return ""  # no git
-    return done.stdout.strip()
+    return Training(settings, workload, reduction).run(environment()["packages"], rows.commit())

@@ -91,9 +91,16 @@ def _questions(settings: Settings) -> Workload:
     return QuestionClasses.of(settings)
 
 
+def _sentences(settings: Settings) -> Workload:
+    from evaluation.study.sentences import SentenceClasses
+
+    return SentenceClasses.of(settings)
+
+
 WORKLOADS: dict[str, Callable[[Settings], Workload]] = {
     "language_model": _language_model,
     "questions": _questions,
+    "sentences": _sentences,
 }
 # Peaks; AdamW's for the language model is the demo's. The others come from short scans of the
 # uncompressed run with seed 0; held-out losses at the end, SGD with momentum 0.9:
@@ -106,4 +113,5 @@ LEARNING_RATES: dict[tuple[str, OptimizerName], float] = {
     ("language_model", "sgd"): 0.5,
     ("questions", "adamw"): 2e-4,
     ("questions", "sgd"): 1e-1,
+    ("sentences", "adamw"): 5e-5,
 }

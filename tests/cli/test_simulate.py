@@ -222,3 +222,14 @@ def test_a_tensor_is_chosen_by_name(tmp_path):
     arguments = (tmp_path / "g.pt", "--tensor", "b", "--compressor", "bf16", "--seeds", 1)
     rows = document(*arguments)["rows"]
     assert {(row["world_size"], row["entries"]) for row in rows} == {(3, 400)}
+
+
+def test_two_levels():
+    arguments = (*SMALL, "--topology", "hierarchical", "--compressor", "bf16", "--json")
+    result = run(*arguments, "--ranks-per-node", 2)
+    assert result.exit_code == 0, result.output
+    (row,) = json.loads(result.stdout)["rows"]
+    assert row["topology"] == "hierarchical"
+    assert row["bits_per_entry"] == 16
+    assert row["hops"] == []
+    assert "needs --ranks-per-node" in " ".join(run(*arguments).output.split())

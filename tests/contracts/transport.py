@@ -184,6 +184,20 @@ def a_part_of_a_tensor_can_be_sent(transport: Transport) -> None:
     assert_received(transport.post(whole[13:], right, 50, left, 0, "a slice")(), 50, left)
 
 
+def given_memory_may_be_used(transport: Transport) -> None:
+    """Bytes arrive, in the given memory or not, and nothing around it is written."""
+    n, rank = transport.world_size, transport.rank
+    right, left = (rank + 1) % n, (rank - 1) % n
+    for number in range(3):
+        around = torch.full([100], 7, dtype=torch.uint8)
+        payload = content(50, rank, number)
+        into = around[16:66]
+        received = transport.post(payload, right, 50, left, 0, f"message {number}", into)()
+        assert_received(received, 50, left, number)
+        assert (around[:16] == 7).all()
+        assert (around[66:] == 7).all()
+
+
 def bad_arguments_are_refused(transport: Transport) -> None:
     """What no peer can answer is an InputError that names the label, and breaks nothing."""
     n, rank = transport.world_size, transport.rank
@@ -205,6 +219,13 @@ def bad_arguments_are_refused(transport: Transport) -> None:
         with pytest.raises(InputError, match=reason) as caught:
             transport.post(*arguments, "bad call")
         assert "bad call" in str(caught.value)
+    for into, reason in (
+        (torch.zeros(7, dtype=torch.uint8), r"uint8\[8\] on the CPU, not torch.uint8\[7\] on cpu"),
+        (torch.zeros(8), r"not torch.float32\[8\]"),
+        (torch.zeros(16, dtype=torch.uint8)[::2], "contiguous"),
+    ):
+        with pytest.raises(InputError, match=reason):
+            transport.post(good, right, 8, left, 0, "bad call", into)
     assert_received(transport.post(good, right, 8, left, 0, "good call")(), 8, left)
 
 
@@ -267,6 +288,7 @@ LAWS = (
     pairs_exchange_large_payloads,
     a_post_may_only_send_or_only_receive,
     what_was_received_is_its_owners,
+    given_memory_may_be_used,
     a_part_of_a_tensor_can_be_sent,
     bad_arguments_are_refused,
     closing_is_for_good,

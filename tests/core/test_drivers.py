@@ -167,8 +167,8 @@ class Slow(Transport):
     def connect(self, hello):
         return self.inner.connect(hello)
 
-    def post(self, send, to, nbytes, source, channel, label):
-        wait = self.inner.post(send, to, nbytes, source, channel, label)
+    def post(self, *arguments):
+        wait = self.inner.post(*arguments)
         delay = self.random.random() * 3e-3
 
         def later():

@@ -119,7 +119,7 @@ class TestText:
 
     @pytest.mark.usefixtures("small")
     def test_what_is_held_out_is_not_trained_on(self) -> None:
-        held_out, train = reviews._split(reviews._reviews(reviews._source()))
+        held_out, train = reviews._split(reviews._reviews())
         assert (len(held_out), len(train)) == (20, 300)
         assert not set(held_out) & set(train)
 

@@ -4,11 +4,12 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from evaluation.launch import WorkerError, Workers
+from evaluation.launch import TRAINING, WorkerError, Workers
 from evaluation.network import Loopback
 from evaluation.records import FinalRow, Plan, StepRow
 
@@ -37,7 +38,7 @@ def workers(tmp_path: Path, plan: Plan):
     def make(body: str) -> Workers:
         script.write_text(PREAMBLE + body)
         command: Sequence[str] = (sys.executable, str(script), str(folder))
-        return Workers(plan, Loopback(), command=command)
+        return Workers(replace(TRAINING, command=command), plan, Loopback())
 
     yield make
     for path in folder.iterdir():

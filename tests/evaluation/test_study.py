@@ -14,11 +14,13 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from dynamiq import Call, ConfigurationError, DynamiQCompressor, Ring, State, Uncompressed
 from dynamiq.core.metrics import Simulated, vnmse
+from evaluation import rows
 from evaluation.language_model import Batches
 from evaluation.reviews import Tokens
+from evaluation.rows import append_row, read_rows
 from evaluation.study import recipes, runs, trainer, workloads
 from evaluation.study.__main__ import main
-from evaluation.study.records import Evaluation, Row, Settings, append_row, read_rows
+from evaluation.study.records import Evaluation, Row, Settings
 from evaluation.study.runs import Grid, run_missing
 from evaluation.study.trainer import Reduction, Training, error_sample, second_moments
 
@@ -237,7 +239,7 @@ class TestGrid:
         ]
         assert made[1].compressor == DynamiQCompressor.paper(4).to_dict()
         assert made[0].learning_rate == 0.1
-        assert len({s.key for s in made}) == 6
+        assert len({s.model_dump_json() for s in made}) == 6
 
     def test_a_finished_run_is_not_done_again(self, tmp_path: Path) -> None:
         path = tmp_path / "rows.jsonl"
@@ -247,14 +249,14 @@ class TestGrid:
         assert path.read_bytes() == content
         more = list(run_missing(self.grid("paper", seeds=[1, 2], bits=[5]), path))
         assert [row.settings.seed for row in more] == [2]
-        assert len(read_rows(path)) == 7
+        assert len(read_rows(path, Row)) == 7
 
     @pytest.mark.parametrize(
         "change", [{"steps": 3}, {"learning_rate": 0.2}, {"topology": "butterfly"}]
     )
     def test_another_setting_is_another_run(self, change: dict[str, object]) -> None:
-        one = {s.key for s in self.grid("paper").settings()}
-        assert not one & {s.key for s in self.grid("paper", **change).settings()}
+        one = {s.model_dump_json() for s in self.grid("paper").settings()}
+        assert not one & {s.model_dump_json() for s in self.grid("paper", **change).settings()}
 
     def test_an_interrupted_run_leaves_no_row(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -272,7 +274,7 @@ class TestGrid:
             patch.setattr(Regression, "loss", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 list(run_missing(grid, path))
-        assert [row.settings.recipe for row in read_rows(path)] == ["uncompressed"]
+        assert [row.settings.recipe for row in read_rows(path, Row)] == ["uncompressed"]
         assert [row.settings.recipe for row in run_missing(grid, path)] == ["paper"]
 
     def test_what_is_wrong_with_the_last_run_shows_before_the_first(self, tmp_path: Path) -> None:
@@ -299,19 +301,19 @@ class TestRows:
         errors = [sample.model_copy(update={"vnmse": float("inf")}) for sample in row.errors]
         diverged = row.model_copy(update={"training_loss": float("inf"), "errors": tuple(errors)})
         path = tmp_path / "rows.jsonl"
-        assert read_rows(path) == []
+        assert read_rows(path, Row) == []
         append_row(path, row)
         append_row(path, diverged)
-        assert read_rows(path) == [row, diverged]
+        assert read_rows(path, Row) == [row, diverged]
 
     def test_what_a_crash_left_is_no_row_and_swallows_none(self, row: Row, tmp_path: Path) -> None:
         path = tmp_path / "rows.jsonl"
         append_row(path, row)
         with path.open("a") as file:
             file.write('{"settings": {"workload": "x" ' + "-" * 5000)
-        assert read_rows(path) == [row]
+        assert read_rows(path, Row) == [row]
         append_row(path, row)
-        assert read_rows(path) == [row, row]
+        assert read_rows(path, Row) == [row, row]
 
     def test_several_may_add_at_once(self, row: Row, tmp_path: Path) -> None:
         path = tmp_path / "rows.jsonl"
@@ -326,7 +328,7 @@ class TestRows:
         for thread in threads:
             thread.join()
         expected = {f"{n} {k}" for n in range(4) for k in range(10)}
-        assert {row.commit for row in read_rows(path)} == expected
+        assert {row.commit for row in read_rows(path, Row)} == expected
 
 
 class TestRecipes:
@@ -398,16 +400,16 @@ class TestLanguageModel:
 def test_the_command_adds_rows_and_names_what_is_wrong(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runs, "_commit", lambda: "abc")
+    monkeypatch.setattr(rows, "commit", lambda: "abc")
     path = tmp_path / "rows.jsonl"
     words = ["run", "--workload", "regression", "--recipes", "uncompressed", "paper", "--bits"]
     words += ["3", "3.5", "--seeds", "4", "5", "--optimizer", "sgd", "--steps", "2"]
     main([*words, "--output", str(path)])
-    rows = read_rows(path)
-    assert [(r.settings.seed, r.settings.bits) for r in rows] == [
+    found = read_rows(path, Row)
+    assert [(r.settings.seed, r.settings.bits) for r in found] == [
         (seed, bits) for seed in (4, 5) for bits in (None, 3, 3.5)
     ]
-    assert {(r.settings.optimizer, r.settings.learning_rate, r.commit) for r in rows} == {
+    assert {(r.settings.optimizer, r.settings.learning_rate, r.commit) for r in found} == {
         ("sgd", 0.5, "abc")
     }
     assert len(capsys.readouterr().out.splitlines()) == 6

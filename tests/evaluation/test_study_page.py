@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from evaluation.rows import append_row, read_rows
 from evaluation.study import page as page_module
 from evaluation.study.__main__ import main
 from evaluation.study.aggregate import Estimate, rank_correlation, sections
@@ -15,8 +16,6 @@ from evaluation.study.records import (
     Evaluation,
     Row,
     Settings,
-    append_row,
-    read_rows,
 )
 
 
@@ -177,7 +176,7 @@ class TestPage:
         results = Path(__file__).parents[2] / "docs" / "results"
         rows = "docs/results/study/rows.jsonl"
         command = f"python -m evaluation.study page {rows} --output docs/results/study.md"
-        write_page(read_rows(results / "study" / "rows.jsonl"), tmp_path / "study.md", command)
+        write_page(read_rows(results / "study" / "rows.jsonl", Row), tmp_path / "study.md", command)
         assert (tmp_path / "study.md").read_text() == (results / "study.md").read_text()
 
     def test_the_command_writes_it(

@@ -112,7 +112,7 @@ def test_a_missing_package_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPa
     assert "no-such-package" in message
     assert "pip install" in message
     with pytest.raises(MissingDataError, match=r"no-such-package.*pip install"):
-        questions._installed(*questions._TEXT)
+        questions.installed(*questions._TEXT)
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +158,7 @@ def paraphrases_are_alike(model: nn.Module) -> bool:
     """Return whether the encoder still does what it was trained for, as no wrong matrix would."""
     from tokenizers import Tokenizer
 
-    tokenizer = Tokenizer.from_file(str(questions._installed(*questions._VOCABULARY)))
+    tokenizer = Tokenizer.from_file(str(questions.installed(*questions._VOCABULARY)))
     tokenizer.no_padding()
     texts = ("How old is the king?", "What is the age of the monarch?", "Where can I buy shoes?")
     encoder = model.eval().get_submodule("bert")

@@ -51,8 +51,8 @@ def test_contract_with_rendezvous(law, world_size):
 
 def test_the_contract_notices_a_transport_that_mixes_channels_up():
     class Confused(LoopbackTransport):
-        def post(self, send, to, nbytes, source, channel, label):
-            return super().post(send, to, nbytes, source, channel % 2, label)
+        def post(self, send, to, nbytes, source, channel, label, into=None):
+            return super().post(send, to, nbytes, source, channel % 2, label, into)
 
     with pytest.raises(AssertionError):
         contract.in_threads(

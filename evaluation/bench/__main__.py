@@ -1,0 +1,295 @@
+"""The command line of ``scripts/bench``."""
+
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import typer
+from pydantic import ValidationError
+from rich.console import Console
+
+from dynamiq import DynamiQCompressor, DynamiqError, topology_registry
+from evaluation.bench import figure, report, runs, timeline, trace_figure, tracing, workloads
+from evaluation.bench.page import write_page
+from evaluation.bench.records import (
+    AllReduceTask,
+    BenchRow,
+    BenchTask,
+    Existing,
+    Method,
+    Ours,
+    TraceTask,
+    TrainingTask,
+)
+from evaluation.command import check_folder, failures_in_words, first_line, refuse
+from evaluation.network import Hosts, available
+from evaluation.rows import read_rows
+
+T = TypeVar("T")
+_ROWS = "rows.jsonl"
+# Rounds of an all-reduce: as many as these seconds hold, within bounds.
+_ROUNDS_S = 20.0
+_FEWEST_ROUNDS, _MOST_ROUNDS = 3, 30
+
+
+SEVERAL = "several are separated by commas"
+HostsOption = Annotated[str, typer.Option(help=f"Numbers of hosts; {SEVERAL}.")]
+RatesOption = Annotated[str, typer.Option(help=f"Link rates in Mbit/s; {SEVERAL}.")]
+FlowsOption = Annotated[
+    str, typer.Option(help="Competing TCP connections from each host to the next.")
+]
+BitsOption = Annotated[str, typer.Option(help="DynamiQ's bits per entry.")]
+TopologiesOption = Annotated[str, typer.Option(help="Of ours: ring, butterfly, direct.")]
+SegmentsOption = Annotated[str, typer.Option(help="Parts that ours split each chunk into.")]
+SeedOption = Annotated[int, typer.Option(help="Decides contents and rounding.")]
+OutputOption = Annotated[Path, typer.Option(help="Folder for rows, pictures and traces.")]
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    help="Times all-reduces and training steps over slow links, ours beside torch's.",
+)
+
+
+@app.command("all-reduce")
+def all_reduce(  # noqa: PLR0913 - options
+    hosts: HostsOption = "4",
+    rates: RatesOption = "25,200,2000",
+    sizes: Annotated[
+        str, typer.Option(help="Sizes of the FP32 tensor, such as 4KiB or 64MiB.")
+    ] = "4KiB,64KiB,1MiB,16MiB",
+    flows: FlowsOption = "0",
+    existing: Annotated[str, typer.Option(help="Of torch: fp32, bf16, fp16.")] = "fp32,bf16",
+    bits: BitsOption = "5",
+    topologies: TopologiesOption = "ring",
+    segments: SegmentsOption = "1,4",
+    rounds: Annotated[
+        int | None, typer.Option(help="How often; by default what fits 20 seconds, 3 to 30.")
+    ] = None,
+    trace: Annotated[
+        bool, typer.Option("--trace", help="Also draw a call of each method of ours.")
+    ] = False,
+    seed: SeedOption = 0,
+    output: OutputOption = Path("bench-results"),
+) -> None:
+    """Time all-reduces: every size, at every rate, on every number of hosts."""
+    methods = _methods(existing, bits, topologies, segments)
+    tasks = [
+        _build(
+            AllReduceTask,
+            world_size=n,
+            rate_mbit=rate,
+            flows=f,
+            methods=methods,
+            rounds=rounds or _rounds(n, rate, nbytes, len(methods)),
+            seed=seed,
+            tensor_bytes=nbytes,
+        )
+        for n, rate in _networks(hosts, rates)
+        for f in _values("--flows", flows, int)
+        for nbytes in _values("--sizes", sizes, report.read_size)
+    ]
+    _check(output)
+    with failures_in_words():
+        found = _run(tasks, output)
+        _print(figure.draw_all_reduces, found, output / "all-reduce.png")
+        if trace:
+            for task in tasks:
+                for method in task.methods:
+                    if isinstance(method, Ours):
+                        _trace(task, method, output)
+
+
+@app.command()
+def train(  # noqa: PLR0913 - options
+    workload: Annotated[
+        str, typer.Option(help=f"Of {', '.join(workloads.NAMES)}.")
+    ] = "language_model",
+    hosts: HostsOption = "4",
+    rates: RatesOption = "200",
+    flows: FlowsOption = "0",
+    existing: Annotated[
+        str, typer.Option(help="Of torch: fp32, bf16, fp16, powersgd; none: no communication.")
+    ] = "none,fp32,bf16,fp16,powersgd",
+    bits: BitsOption = "5",
+    topologies: TopologiesOption = "ring",
+    segments: SegmentsOption = "1",
+    rounds: Annotated[int, typer.Option(help="How often each method has its turn.")] = 2,
+    steps: Annotated[int, typer.Option(help="Timed steps of each turn.")] = 4,
+    seed: SeedOption = 0,
+    output: OutputOption = Path("bench-results"),
+) -> None:
+    """Time training steps with DDP."""
+    names = _values("--workload", workload, str)
+    for name in names:
+        if name not in workloads.NAMES:
+            refuse(f"--workload {name}: there are {', '.join(workloads.NAMES)}")
+        if reason := workloads.missing_packages(name):
+            refuse(reason)
+    methods = _methods(existing, bits, topologies, segments)
+    tasks = [
+        _build(
+            TrainingTask,
+            world_size=n,
+            rate_mbit=rate,
+            flows=f,
+            methods=methods,
+            rounds=rounds,
+            seed=seed,
+            workload=name,
+            steps=steps,
+        )
+        for name in names
+        for n, rate in _networks(hosts, rates)
+        for f in _values("--flows", flows, int)
+    ]
+    _check(output)
+    with failures_in_words():
+        _print(figure.draw_steps, _run(tasks, output), output / "steps.png")
+
+
+@app.command()
+def page(
+    rows: Annotated[Path, typer.Argument(help="File of rows.")],
+    output: Annotated[Path, typer.Option(help="The page.")] = Path("docs/results/bench.md"),
+) -> None:
+    """Make the page from rows, with its pictures."""
+    command = f"scripts/bench {shlex.join(sys.argv[1:])}"
+    try:
+        written = write_page(read_rows(rows, BenchRow), output, command)
+    except (OSError, ValueError) as error:
+        refuse(first_line(error))
+    Console().print(f"Written: {', '.join(map(str, written))}", highlight=False)
+
+
+def _methods(existing: str, bits: str, topologies: str, segments: str) -> tuple[Method, ...]:
+    names = _values("--existing", existing, str)
+    try:
+        ours = [
+            Ours(
+                name=f"DynamiQ {b:g} bits",
+                compressor=DynamiQCompressor(bit_budget=b),
+                topology=topology_registry.read({"kind": topology}),
+                segments=s,
+            )
+            for topology in _values("--topologies", topologies, str)
+            for b in _values("--bits", bits, float)
+            for s in _values("--segments", segments, int)
+        ]
+        return (*(Existing.model_validate({"name": name}) for name in names), *ours)
+    except DynamiqError as error:
+        refuse(first_line(error))
+    except ValidationError as error:
+        refuse(_named(error))
+
+
+def _named(error: ValidationError) -> str:
+    """Return the first complaint, with the name of what it is about."""
+    names = [str(part) for part in error.errors()[0]["loc"]]
+    return ": ".join([*names[:1], first_line(error)])
+
+
+def _networks(hosts: str, rates: str) -> list[tuple[int, float]]:
+    found = [
+        (n, rate)
+        for n in _values("--hosts", hosts, int)
+        for rate in _values("--rates", rates, float)
+    ]
+    for n, rate in found:
+        try:
+            Hosts(n, rate_mbit=rate)
+        except ValueError as error:
+            refuse(str(error))
+    return found
+
+
+def _values(option: str, text: str, read: Callable[[str], T]) -> list[T]:
+    try:
+        return [read(word) for word in text.split(",")]
+    except (ValueError, KeyError, OverflowError):
+        refuse(f"{option} {text}: not a list of values that are separated by commas")
+
+
+def _build(kind: type[T], **arguments: object) -> T:
+    try:
+        return kind(**arguments)
+    except ValidationError as error:
+        refuse(_named(error))
+
+
+def _rounds(hosts: int, rate_mbit: float, nbytes: int, methods: int) -> int:
+    """Return how many rounds fit, the same for equal options: rows are told apart by it.
+
+    Taking every method for BF16 with half its rate errs on the side of fewer.
+    """
+    per_round_s = methods * 2 * (hosts - 1) / hosts * nbytes * 8 / (rate_mbit * 1e6)
+    return max(_FEWEST_ROUNDS, min(_MOST_ROUNDS, int(_ROUNDS_S / (per_round_s + 1e-3))))
+
+
+def _check(output: Path) -> None:
+    """Refuse what could only fail after minutes."""
+    check_folder("--output", output)
+    possible = available()
+    if not possible:
+        refuse(f"no slow network here: {possible.reason}")
+
+
+def _run(tasks: Sequence[BenchTask], output: Path) -> list[BenchRow]:
+    """Do what is missing; return the rows of all tasks."""
+    console = Console()
+    path = output / _ROWS
+    command = f"scripts/bench {shlex.join(sys.argv[1:])}"
+    for row in _shown(runs.rows(tasks, path, command), console):
+        console.print(report.table(row))
+    wanted = {task.model_dump_json() for task in tasks}
+    found = [r for r in read_rows(path, BenchRow) if r.settings.model_dump_json() in wanted]
+    console.print(f"{len(found)} runs in {path}", highlight=False)
+    return found
+
+
+def _shown(rows: Iterator[BenchRow], console: Console) -> Iterator[BenchRow]:
+    """Show that something happens while a run takes its time."""
+    while True:
+        with console.status("measuring"):
+            row = next(rows, None)
+        if row is None:
+            return
+        yield row
+
+
+def _print(
+    draw: Callable[[Sequence[BenchRow], Path], None], rows: Sequence[BenchRow], path: Path
+) -> None:
+    draw(rows, path)
+    Console().print(f"Written: {path}", highlight=False)
+
+
+def _trace(task: AllReduceTask, method: Ours, output: Path) -> None:
+    console = Console()
+    with console.status("tracing"):
+        traced = tracing.trace(
+            TraceTask(
+                world_size=task.world_size,
+                rate_mbit=task.rate_mbit,
+                flows=task.flows,
+                method=method,
+                tensor_bytes=task.tensor_bytes,
+                seed=task.seed,
+            )
+        )
+    words = (
+        f"trace {method.label} {report.size(task.tensor_bytes)} {task.rate_mbit:g} Mbit "
+        f"{task.world_size} hosts" + (f" {task.flows} flows" if task.flows else "")
+    )
+    stem = "-".join(words.replace(",", "").split())
+    timeline.write_events(traced, output / f"{stem}.json")
+    trace_figure.draw(traced, output / f"{stem}.png")
+    for table in timeline.link_table(traced), timeline.spent_table(traced):
+        console.print(table)
+    console.print(f"Written: {output / stem}.json and .png", highlight=False, soft_wrap=True)
+
+
+if __name__ == "__main__":
+    app(prog_name="scripts/bench")
