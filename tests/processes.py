@@ -256,6 +256,8 @@ def _do(task: Task) -> Any:
     _here = task
     if task.group:
         join_group(task.rank, task.world_size)
+        # A rank that returns at once would close connections that others are still making.
+        dist.barrier()
     try:
         return function(task.rank, *args)
     finally:
