@@ -317,6 +317,26 @@ def test_segments_travel_as_messages_of_their_own(segments):
         assert (len(messages), set(messages)) == (4 * segments, sent)
 
 
+@every_topology
+def test_statistics_travel_in_one_segment(topology):
+    x = torch.randn(2, 2 * 520 * 256, generator=torch.Generator().manual_seed(0))
+
+    def statistics_of(segments):
+        def run(pipeline):
+            labels = []
+            post = pipeline.transport.post
+            pipeline.transport.post = lambda *what: labels.append(what[5]) or post(*what)
+            pipeline.all_reduce(x[rank_of(pipeline)].clone())
+            return ["statistics" in label for label in labels]
+
+        options = {"compressor": PAPER, "topology": topology, "segments": segments}
+        return run_world(run, 2, **options)[0]
+
+    whole, parts = statistics_of(1), statistics_of(2)
+    assert len(parts) > len(whole)
+    assert sum(parts) == sum(whole) > 0
+
+
 def test_large_tensors_have_several_segments(monkeypatch):
     monkeypatch.setattr("dynamiq.pipeline.segments._ENTRIES", 3)
     x = torch.randn(3, 27, generator=torch.Generator().manual_seed(0))
