@@ -20,7 +20,6 @@ from dynamiq.core.buffers import Buffers
 from dynamiq.core.collective import Algorithm, Collective, Post, Wait, compare, post_header
 from dynamiq.core.compressor import Compressor, State
 from dynamiq.core.layout import Layout
-from dynamiq.core.message import Message
 from dynamiq.core.randomness import Stream
 from dynamiq.core.topology import Schedule
 
