@@ -554,6 +554,29 @@ def test_segments_go_with_the_entries_of_a_column(monkeypatch):
     assert sizes == [0, 1, 27, 28]
 
 
+def test_two_hundred_calls_need_the_memory_of_the_first():
+    """Once every size has been met there are no new buffers, and no more tensors."""
+    x = sample(4, 20_000)
+
+    def run(pipeline):
+        made = []
+        for number in range(200):
+            mine = x[rank_of(pipeline)].clone()
+            handle = pipeline.all_reduce(mine, key="x", async_op=number % 2 == 0)
+            if handle is not None:
+                handle.wait()
+            if number in (99, 199):
+                made.append(pipeline._session._buffers.made)
+        return made
+
+    options = {
+        "compressor": ErrorFeedback(MXCompressor()),
+        "topology": Hierarchical(ranks_per_node=2),
+    }
+    for half, whole in run_world(run, 4, **options):
+        assert 0 < half <= whole <= half + 4
+
+
 # What it is as data.
 
 

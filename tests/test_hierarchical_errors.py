@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 
 import pytest
 import torch
@@ -68,6 +69,7 @@ def test_a_column_whose_ranks_learnt_different_things_finds_out():
     """The state belongs to the column: ranks of the same node may have different ones."""
     compressor = OmniReduceCompressor(mode="topk", bit_budget=5)
     x = sample(6, 6000)
+    x[:, 3072:] = x[0, 3072:]  # the other column's ranks all ask for the same blocks
 
     def run(pipeline):
         mine = x[rank_of(pipeline)].clone()
@@ -189,7 +191,7 @@ def test_a_key_belongs_to_the_same_slices_of_entries(compressor):
         with pytest.raises(InputError, match="different keys"):
             pipeline.reduce_scatter(torch.ones(1500), torch.ones(6000), key="x")
         assert pipeline.metrics().bytes_sent == sent
-        assert (scatter(cut) - 1).abs().max() < 0.5
+        assert (scatter(cut) - 1).abs().max() < 1
         return pipeline.metrics().calls
 
     assert run_world(run, 4, compressor=compressor, topology=PAIRS) == [2] * 4
@@ -263,23 +265,28 @@ def lose_a_peer(rank, moment):
             return post(*exchange)
 
         pipeline.transport.post = die
+    began = time.monotonic()
     try:
         pipeline.all_reduce(torch.ones(1000))
     except DynamiqError as error:
-        return type(error)
-    return None
+        return type(error), time.monotonic() - began < 20
+    return "ended well", True
 
 
 @pytest.mark.parametrize(
     "moment",
     [
-        "between nodes, gradients",
+        "inside node 1, gradients",
         *(
             pytest.param(moment, marks=pytest.mark.soak)
-            for moment in ("header", "inside node 1, gradients", "statistics", "result, all-gather")
+            for moment in ("header", "statistics", "between nodes, gradients", "result, all-gather")
         ),
     ],
 )
 def test_a_killed_peer(moment):
-    """Its neighbour in the node, that in the column, and the rank across all hear of it."""
-    assert run_ranks(lose_a_peer, 4, moment, lost={3}) == [PeerLostError] * 3 + [None]
+    """Its neighbours in the node and in the column, and the rank across, hear of it at once."""
+    across, column, node, dead = run_ranks(lose_a_peer, 4, moment, lost={3})
+    lost = PeerLostError, True
+    # Once the columns have ended, all that is missing is what its node wants to have from it.
+    others = ("ended well", True) if "result" in moment else lost
+    assert (across, column, node, dead) == (others, others, lost, None)
