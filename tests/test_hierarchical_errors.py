@@ -69,7 +69,12 @@ def test_a_column_whose_ranks_learnt_different_things_finds_out():
     """The state belongs to the column: ranks of the same node may have different ones."""
     compressor = OmniReduceCompressor(mode="topk", bit_budget=5)
     x = sample(6, 6000)
-    x[:, 3072:] = x[0, 3072:]  # the other column's ranks all ask for the same blocks
+    # Of the first column's blocks every node has others, of the second's all have the same.
+    x[:, 3072:] = x[0, 3072:]
+    for rank in range(6):
+        own = x[rank, rank // 2 * 1024 :][:1024].clone()
+        x[rank, :3072] = 0
+        x[rank, rank // 2 * 1024 :][:1024] = own
 
     def run(pipeline):
         mine = x[rank_of(pipeline)].clone()
