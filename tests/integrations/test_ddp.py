@@ -511,7 +511,7 @@ def test_all_ranks_skip_the_same_step(compressor):
     ("dtypes", "pipeline_options"),
     [
         ((torch.float32,), {"verify_every": 2, "on_nonfinite": "raise", "segments": 2}),
-        ((torch.float64, torch.float32, torch.float16), {}),
+        pytest.param((torch.float64, torch.float32, torch.float16), {}, marks=pytest.mark.soak),
     ],
     ids=["every-option", "dtypes"],
 )
