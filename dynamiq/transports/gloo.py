@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dynamiq.transports.exchange import Exchange
-from dynamiq.transports.process_group import ProcessGroupTransport, Transfer
+from dynamiq.transports.process_group import TIMED_OUT, ProcessGroupTransport, Transfer
 
 # "dynq" as a number: far from the small tags that others use on a shared group.
 _FIRST_TAG = 0x64796E71
@@ -73,14 +73,17 @@ class GlooTransport(ProcessGroupTransport):
 
     def _interrupt(self, group: Any) -> None:
         # Aborting a Gloo group wakes nobody, and destroying it closes no connection while a wait
-        # is under way. But a receive that times out makes Gloo close all of them.
-        if self.world_size == 1:
-            return
-        peer = (self.rank + 1) % self.world_size
+        # is under way. But a receive that times out makes Gloo close all of them. One from a peer
+        # that is gone fails at once, and closes nothing.
         nothing = torch.empty(1, dtype=torch.uint8)
-        with contextlib.suppress(RuntimeError):
-            work: Any = dist.irecv(nothing, group=group, tag=_FIRST_TAG - 1, group_src=peer)
-            work.wait(timedelta(milliseconds=1))
+        for distance in range(1, self.world_size):
+            peer = (self.rank + distance) % self.world_size
+            try:
+                work: Any = dist.irecv(nothing, group=group, tag=_FIRST_TAG - 1, group_src=peer)
+                work.wait(timedelta(milliseconds=1))
+            except RuntimeError as error:
+                if TIMED_OUT.search(str(error)):
+                    return
 
 
 @contextlib.contextmanager
