@@ -78,7 +78,8 @@ def test_a_column_whose_ranks_learnt_different_things_finds_out():
 
     def run(pipeline):
         mine = x[rank_of(pipeline)].clone()
-        pipeline.all_reduce(mine, key="x")
+        pipeline.all_reduce(mine.clone(), key="x")
+        pipeline.all_reduce(mine.clone(), key="x")  # by now the columns have different ones
         states = pipeline._session._states
         before = states["x"].shared
         if rank_of(pipeline) == 3:
