@@ -50,11 +50,12 @@ class OperationCost(Value):
 
 
 class CodecCost(Value):
-    """What a format's operations cost.
+    """What a format's operations cost: wall time, while all ranks of a machine do the same.
 
     Attributes:
         compressor: The format, its bit budget included.
         statistics: Of all entries of a bucket, before the statistics are sent.
+        statistics_message: Of the values in one message of the statistics' rounds.
         encode: Decisions, load and store: once per bucket.
         compress: Of the entries of one message.
         accumulate: decompress_accumulate of the entries of one message.
@@ -65,6 +66,7 @@ class CodecCost(Value):
 
     compressor: AnyCompressor
     statistics: OperationCost
+    statistics_message: OperationCost = OperationCost(fixed_s=0.0, entry_s=0.0)
     encode: OperationCost
     compress: OperationCost
     accumulate: OperationCost
@@ -84,7 +86,9 @@ class Processor(Value):
             measured costs contain already.
         memory_bytes_per_s: Of the device's memory: what formats without a measured cost are
             estimated by, through the bytes that they move.
-        message_s: What posting and awaiting a message costs the thread that encodes.
+        message_s: Processor time that posting and awaiting a message takes.
+        byte_s: Processor time that a byte takes that is sent while one is received, in all threads
+            and the system.
         codecs: Measured costs.
     """
 
@@ -93,6 +97,7 @@ class Processor(Value):
     cores_per_rank: Positive | None = None
     memory_bytes_per_s: Positive | None = None
     message_s: NotNegative = 0.0
+    byte_s: NotNegative = 0.0
     codecs: tuple[CodecCost, ...] = ()
 
 
@@ -108,6 +113,7 @@ class HardwareProfile(Value):
         network: Between machines, for all ranks of a machine together.
         node: Inside a machine, for each rank; None where a machine has one rank.
         processor: What each rank has.
+        channels: Calls that the transport keeps in flight at once.
     """
 
     version: Literal[1] = 1
@@ -118,3 +124,4 @@ class HardwareProfile(Value):
     network: Link
     node: Link | None = None
     processor: Processor
+    channels: Annotated[int, Field(ge=1)] = 4
