@@ -55,6 +55,8 @@ class CodecCost(Value):
     Attributes:
         compressor: The format, its bit budget included.
         statistics: Of all entries of a bucket, before the statistics are sent.
+        statistics_message: Of one message of the round in which they are sent, on average over
+            compressing and accumulating; for each of its statistics, not for each entry.
         encode: Decisions, load and store: once per bucket.
         compress: Of the entries of one message.
         accumulate: decompress_accumulate of the entries of one message.
@@ -65,6 +67,7 @@ class CodecCost(Value):
 
     compressor: AnyCompressor
     statistics: OperationCost
+    statistics_message: OperationCost
     encode: OperationCost
     compress: OperationCost
     accumulate: OperationCost
@@ -84,7 +87,10 @@ class Processor(Value):
             measured costs contain already.
         memory_bytes_per_s: Of the device's memory: what formats without a measured cost are
             estimated by, through the bytes that they move.
-        message_s: What posting and awaiting a message costs the thread that encodes.
+        message_s: Processor time in which the thread that encodes posts a message, awaits it and
+            takes it up.
+        byte_s: Processor time of the whole process per byte of a large exchange, which is sent and
+            received at once.
         codecs: Measured costs.
     """
 
@@ -93,6 +99,7 @@ class Processor(Value):
     cores_per_rank: Positive | None = None
     memory_bytes_per_s: Positive | None = None
     message_s: NotNegative = 0.0
+    byte_s: NotNegative = 0.0
     codecs: tuple[CodecCost, ...] = ()
 
 
@@ -105,6 +112,7 @@ class HardwareProfile(Value):
         source: Where the figures come from: a command or a document.
         world_size: Ranks.
         ranks_per_node: How many of them share a machine, whose network link they share, too.
+        channels: Calls that may be in flight at once.
         network: Between machines, for all ranks of a machine together.
         node: Inside a machine, for each rank; None where a machine has one rank.
         processor: What each rank has.
@@ -115,6 +123,7 @@ class HardwareProfile(Value):
     source: str
     world_size: Annotated[int, Field(ge=1)]
     ranks_per_node: Annotated[int, Field(ge=1)] = 1
+    channels: Annotated[int, Field(ge=1)] = 4
     network: Link
     node: Link | None = None
     processor: Processor
