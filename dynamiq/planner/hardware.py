@@ -50,12 +50,13 @@ class OperationCost(Value):
 
 
 class CodecCost(Value):
-    """What a format's operations cost: wall time, while all ranks of a machine do the same.
+    """What a format's operations cost.
 
     Attributes:
         compressor: The format, its bit budget included.
         statistics: Of all entries of a bucket, before the statistics are sent.
-        statistics_message: Of the values in one message of the statistics' rounds.
+        statistics_message: Of one message of the round in which they are sent, on average over
+            compressing and accumulating; for each of its statistics, not for each entry.
         encode: Decisions, load and store: once per bucket.
         compress: Of the entries of one message.
         accumulate: decompress_accumulate of the entries of one message.
@@ -66,7 +67,7 @@ class CodecCost(Value):
 
     compressor: AnyCompressor
     statistics: OperationCost
-    statistics_message: OperationCost = OperationCost(fixed_s=0.0, entry_s=0.0)
+    statistics_message: OperationCost
     encode: OperationCost
     compress: OperationCost
     accumulate: OperationCost
@@ -86,9 +87,10 @@ class Processor(Value):
             measured costs contain already.
         memory_bytes_per_s: Of the device's memory: what formats without a measured cost are
             estimated by, through the bytes that they move.
-        message_s: Processor time that posting and awaiting a message takes.
-        byte_s: Processor time that a byte takes that is sent while one is received, in all threads
-            and the system.
+        message_s: Processor time in which the thread that encodes posts a message, awaits it and
+            takes it up.
+        byte_s: Processor time of the whole process per byte of a large exchange, which is sent and
+            received at once.
         codecs: Measured costs.
     """
 
@@ -110,10 +112,10 @@ class HardwareProfile(Value):
         source: Where the figures come from: a command or a document.
         world_size: Ranks.
         ranks_per_node: How many of them share a machine, whose network link they share, too.
+        channels: Calls that may be in flight at once.
         network: Between machines, for all ranks of a machine together.
         node: Inside a machine, for each rank; None where a machine has one rank.
         processor: What each rank has.
-        channels: Calls that the transport keeps in flight at once.
     """
 
     version: Literal[1] = 1
@@ -121,7 +123,7 @@ class HardwareProfile(Value):
     source: str
     world_size: Annotated[int, Field(ge=1)]
     ranks_per_node: Annotated[int, Field(ge=1)] = 1
+    channels: Annotated[int, Field(ge=1)] = 4
     network: Link
     node: Link | None = None
     processor: Processor
-    channels: Annotated[int, Field(ge=1)] = 4
