@@ -194,6 +194,4 @@ class Request:
             yield self._flat(schedule.inter, node, bounds[place + 1] - bounds[place])
         if places > 1:
             whole = Layout(self.numel, places, 1, bounds)
-            yield Stage(
-                None, schedule.intra, place, whole, "node", False, True, self.entry_bytes
-            )
+            yield Stage(None, schedule.intra, place, whole, "node", False, True, self.entry_bytes)
