@@ -79,6 +79,8 @@ class Layout:
     @cached_property
     def units(self) -> int:
         """Units that hold at least one true entry."""
+        if self.bounds is None:
+            return -(-self.numel // self.unit)
         return sum(-(-self.slice_numel(c) // self.unit) for c in range(self.world_size))
 
     def slice_bounds(self, chunk: int) -> tuple[int, int]:

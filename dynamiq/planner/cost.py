@@ -18,10 +18,11 @@ from dynamiq.planner.workload import WorkloadProfile
 
 MIN_NUMEL = 65_536
 """Buckets with fewer entries travel uncompressed, as in a pipeline by default."""
-_FORMATS: dict[str, Format] = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
-_BLOCKS = 4000
+WIRE_FORMATS: dict[str, Format] = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+"""What gradients of a dtype travel as when they are not compressed."""
+_BLOCKS = 2000
 """About so many blocks a step is looked at in, and no fewer rounds of a pass than the least."""
-_LEAST_ROUNDS, _MOST_ROUNDS = 8, 64
+_LEAST_ROUNDS, _MOST_ROUNDS = 6, 64
 
 
 class Configuration(Value):
@@ -49,19 +50,19 @@ class StepTime(Value):
         step_s: All of it.
         compute_s: What a step without communication takes.
         exposed_s: What communication adds.
+        alone_s: The backward pass of a step without communication.
         backward_s: The backward pass, slowed down by encoding if they share processors.
         codec_s: How long the thread that encodes was busy.
         wire_s: How long the busiest link was.
-        sent_bytes: Of rank 0, headers and statistics included.
     """
 
     step_s: NotNegative
     compute_s: NotNegative
     exposed_s: NotNegative
+    alone_s: NotNegative
     backward_s: NotNegative
     codec_s: NotNegative
     wire_s: NotNegative
-    sent_bytes: NotNegative
 
 
 def predict(
@@ -85,11 +86,11 @@ class Model:
         self.workload = workload
         self._schedules: dict[str, Schedule] = {}
         self._blocks: dict[tuple[object, ...], list[Block]] = {}
+        self._filled: dict[int | None, list[Bucket]] = {}
 
     def predict(self, configuration: Configuration) -> StepTime:
         """See :func:`predict`."""
-        whole = fill(self.workload, configuration.bucket_cap_mb)
-        few = thinned(whole)
+        few = thinned(self._buckets(configuration))
         jobs = [Job(b.ready_s, self._blocks_of(b, configuration, len(few)), b.times) for b in few]
         backward_s = self.workload.backward_s
         share = share_of(self.hardware.processor)
@@ -99,20 +100,26 @@ class Model:
             step_s=self.workload.step_s + exposed_s,
             compute_s=self.workload.step_s,
             exposed_s=exposed_s,
+            alone_s=backward_s,
             backward_s=elapsed.backward_s,
             codec_s=elapsed.worked_s,
             wire_s=elapsed.sending_s,
-            sent_bytes=0,
         )
 
     def bytes_sent(self, configuration: Configuration, rank: int = 0) -> int:
         """Return what a rank sends in a step in which nothing is known from earlier ones."""
-        buckets = fill(self.workload, configuration.bucket_cap_mb)
+        buckets = self._buckets(configuration)
         by_size: dict[int, int] = {}
         for numel in {b.numel for b in buckets}:
             request = self._request(numel, configuration, rank)
             by_size[numel] = request.shape().bytes_sent(self._segments(numel, configuration))
         return sum(by_size[b.numel] for b in buckets)
+
+    def _buckets(self, configuration: Configuration) -> list[Bucket]:
+        cap = configuration.bucket_cap_mb
+        if cap not in self._filled:
+            self._filled[cap] = fill(self.workload, cap)
+        return self._filled[cap]
 
     def _blocks_of(self, bucket: Bucket, configuration: Configuration, buckets: int) -> list[Block]:
         request = self._request(bucket.numel, configuration, 0)
@@ -129,7 +136,7 @@ class Model:
         compressor: Compressor = configuration.compressor
         plain = numel < configuration.min_numel and compressor.kind != "uncompressed"
         if plain:
-            compressor = Uncompressed(_FORMATS[self.workload.dtype])
+            compressor = Uncompressed(WIRE_FORMATS[self.workload.dtype])
         entry_bytes = ENTRY_BYTES[self.workload.dtype]
         schedule = self._schedule(configuration)
         return Request(compressor, schedule, numel, entry_bytes, rank, plain)

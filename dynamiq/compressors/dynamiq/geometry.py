@@ -118,9 +118,9 @@ def _mean_bytes(
     step = math.gcd(*(size - least for size in sizes)) or 1
     seen, used, mean = 0, 0, []
     for tiles in dealt:
-        count, full = len(tiles), max(tiles, default=0)
-        seen += sum(tiles)
-        missing = full * count - sum(tiles)
+        count, full, held = len(tiles), max(tiles, default=0), sum(tiles)
+        seen += held
+        missing = full * count - held
         room = math.floor(seen * budget) - used + missing * gap
         spare = max(0, room // max(1, count) - full * least)
         size = full * least + spare // step * step
