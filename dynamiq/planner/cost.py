@@ -11,7 +11,15 @@ from dynamiq.core.registry import AnyCompressor, AnyTopology
 from dynamiq.core.topology import Schedule
 from dynamiq.planner.buckets import ENTRY_BYTES, Bucket, fill, thinned
 from dynamiq.planner.clock import Job, run
-from dynamiq.planner.hardware import HardwareProfile, NotNegative, Processor
+from dynamiq.planner.hardware import (
+    CodecCost,
+    HardwareProfile,
+    Link,
+    NotNegative,
+    OperationCost,
+    Processor,
+)
+from dynamiq.planner.links import delay
 from dynamiq.planner.program import Block, Clockwork
 from dynamiq.planner.stages import Request
 from dynamiq.planner.workload import WorkloadProfile
@@ -23,6 +31,7 @@ WIRE_FORMATS: dict[str, Format] = {"float32": "fp32", "bfloat16": "bf16", "float
 _BLOCKS = 2000
 """About so many blocks a step is looked at in, and no fewer rounds of a pass than the least."""
 _LEAST_ROUNDS, _MOST_ROUNDS = 6, 64
+_BOUNDLESS = 1e30
 
 
 class Configuration(Value):
@@ -166,3 +175,20 @@ def share_of(processor: Processor) -> float:
     if cores is None:
         return 1.0
     return min(1.0, cores / 2) / min(1.0, cores)
+
+
+def without_bytes(hardware: HardwareProfile, compressor: Compressor) -> HardwareProfile:
+    """Return a profile on which bytes and a format cost no time: what is left is latency."""
+
+    def faster(link: Link) -> Link:
+        least_s = min([delay(link, m.message_bytes) for m in link.measured] or [link.latency_s])
+        return Link(latency_s=least_s, bandwidth_bytes_per_s=_BOUNDLESS)
+
+    free = OperationCost(fixed_s=0.0, entry_s=0.0)
+    operations = [name for name in CodecCost.model_fields if name != "compressor"]
+    codec = CodecCost(compressor=compressor, **dict.fromkeys(operations, free))
+    processor = hardware.processor.model_copy(update={"codecs": (codec,), "byte_s": 0.0})
+    node = None if hardware.node is None else faster(hardware.node)
+    return hardware.model_copy(
+        update={"network": faster(hardware.network), "node": node, "processor": processor}
+    )

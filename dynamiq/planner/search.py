@@ -1,6 +1,7 @@
 """Tries every format, topology and bucket size that there is, and picks by what is asked for."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import product
@@ -14,7 +15,7 @@ from dynamiq.core.description import Value
 from dynamiq.core.errors import ConfigurationError, InputError
 from dynamiq.core.topology import Topology
 from dynamiq.planner.buckets import fill
-from dynamiq.planner.cost import WIRE_FORMATS, Configuration, Model, StepTime
+from dynamiq.planner.cost import WIRE_FORMATS, Configuration, Model, StepTime, without_bytes
 from dynamiq.planner.error import predicted_vnmse
 from dynamiq.planner.hardware import HardwareProfile, NotNegative, Positive
 from dynamiq.planner.spectrum import GradientSpectrum
@@ -92,42 +93,43 @@ class Search:
 
     @cached_property
     def candidates(self) -> tuple[Candidate, ...]:
-        """Every configuration, the fastest first.
+        """What can be chosen, the fastest first.
+
+        Left out are topologies and bucket sizes with which latency alone makes a step longer than
+        the best without compression, which has no error.
 
         Raises:
             ConfigurationError: The profile has no costs of uncompressed gradients.
         """
-        model = Model(self.hardware, self.workload)
-        found = []
+        model, own = Model(self.hardware, self.workload), self.own_format
+        places = list(product(self.bucket_caps(), self.topologies()))
+        found = [self._candidate(model, own, *place) for place in places]
+        limit_s = min(candidate.time.step_s for candidate in found)
+        ideal = Model(without_bytes(self.hardware, own), self.workload)
+        places = [p for p in places if self._candidate(ideal, own, *p).time.step_s < limit_s]
         # Topologies last: what a format has for a bucket serves all of them.
-        for cap, compressor, topology in product(
-            self.bucket_caps(), self.formats(), tuple(self.topologies())
-        ):
-            configuration = Configuration(
-                compressor=compressor, topology=topology, bucket_cap_mb=cap
-            )
-            try:
-                time = model.predict(configuration)
-                vnmse = self._vnmse(compressor, topology)
-            except ConfigurationError:
-                # Not measured here, or too many ranks. Whoever needs uncompressed ones asks again.
-                continue
-            found.append(Candidate(configuration=configuration, time=time, vnmse=vnmse))
+        caps = dict.fromkeys(cap for cap, _ in places)
+        for cap, compressor in product(caps, self.formats()):
+            for topology in (topology for other, topology in places if other == cap):
+                # What was not measured here, or cannot sum so many ranks, is left out, too.
+                with suppress(ConfigurationError):
+                    found.append(self._candidate(model, compressor, cap, topology))
         return tuple(sorted(found, key=lambda c: (c.time.step_s, _error(c))))
+
+    def _candidate(
+        self, model: Model, compressor: Compressor, cap: int | None, topology: Topology
+    ) -> Candidate:
+        configuration = Configuration(compressor=compressor, topology=topology, bucket_cap_mb=cap)
+        time = model.predict(configuration)
+        return Candidate(
+            configuration=configuration, time=time, vnmse=self._vnmse(compressor, topology)
+        )
 
     @property
     def baseline(self) -> Candidate:
-        """The fastest one without compression.
-
-        Raises:
-            ConfigurationError: The profile has no costs of it.
-        """
+        """The fastest one without compression."""
         own = self.own_format
-        for candidate in self.candidates:
-            if candidate.configuration.compressor == own:
-                return candidate
-        Model(self.hardware, self.workload).predict(Configuration(compressor=own, topology=Ring()))
-        raise ConfigurationError("there is nothing to compare with: no candidate is uncompressed")
+        return next(c for c in self.candidates if c.configuration.compressor == own)
 
     def best(self, objective: Objective) -> Candidate:
         """Return the candidate that is best for an objective, worth it or not.
@@ -183,11 +185,12 @@ class Search:
                 yield cap
 
     def formats(self) -> Sequence[Compressor]:
-        """Return the formats to be tried, uncompressed gradients among them."""
+        """Return the formats to be tried besides gradients as they are."""
         if self.compressors is not None:
             return self.compressors
+        own = self.own_format
         return (
-            *dict.fromkeys([self.own_format, Uncompressed("bf16")]),
+            *(c for c in [Uncompressed("bf16")] if c != own),
             MXCompressor("mxfp8_e4m3"),
             MXCompressor("mxfp6_e3m2"),
             MXCompressor("mxfp4_e2m1"),
