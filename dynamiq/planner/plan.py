@@ -36,7 +36,8 @@ class Plan(Value):
             included, before hops have learned their shares.
         advice: All this in a sentence.
         assumptions: What was not measured, one sentence each.
-        alternatives: The best candidate of each format and topology, the fastest first.
+        alternatives: The best candidates of each format and topology that meet the objective, the
+            fastest first.
         front: The candidates of which none is both faster and better.
     """
 
@@ -123,7 +124,7 @@ def make(search: Search, objective: Objective, assumptions: Sequence[str] = ()) 
         sent_bytes=model.bytes_sent(chosen.configuration),
         advice=_advice(chosen, best, baseline, objective),
         assumptions=tuple(assumptions),
-        alternatives=_alternatives(search.candidates),
+        alternatives=_alternatives([c for c in search.candidates if objective.is_met(c)]),
         front=search.front(),
     )
 

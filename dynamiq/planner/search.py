@@ -36,6 +36,20 @@ _MOST_DIRECT = 64
 Goal = Literal["fastest", "least_error"]
 
 
+class Candidate(Value):
+    """One configuration, and what is expected of it.
+
+    Attributes:
+        configuration: What is chosen.
+        time: A step.
+        vnmse: Of the sum; None if the format's error cannot be said.
+    """
+
+    configuration: Configuration
+    time: StepTime
+    vnmse: NotNegative | None
+
+
 class Objective(Value):
     """What a plan is to be best at.
 
@@ -52,19 +66,11 @@ class Objective(Value):
     max_step_s: Positive | None = None
     threshold: NotNegative = Field(default=0.05, lt=1)
 
-
-class Candidate(Value):
-    """One configuration, and what is expected of it.
-
-    Attributes:
-        configuration: What is chosen.
-        time: A step.
-        vnmse: Of the sum; None if the format's error cannot be said.
-    """
-
-    configuration: Configuration
-    time: StepTime
-    vnmse: NotNegative | None
+    def is_met(self, candidate: Candidate) -> bool:
+        """Return whether a candidate is within the error, or within the step time."""
+        if self.goal == "fastest":
+            return _error(candidate) <= self.max_vnmse
+        return self.max_step_s is not None and candidate.time.step_s <= self.max_step_s
 
 
 @dataclass(frozen=True)
@@ -137,23 +143,16 @@ class Search:
         Raises:
             InputError: Nothing meets it.
         """
-        if objective.goal == "fastest":
-            good = [c for c in self.candidates if _error(c) <= objective.max_vnmse]
-            if not good:
-                raise InputError(
-                    f"no configuration has a vNMSE of at most {objective.max_vnmse:g}; raise it"
-                )
-            return good[0]
-        if objective.max_step_s is None:
+        if objective.goal == "least_error" and objective.max_step_s is None:
             raise InputError("the least error within a step time needs that time: max_step_s")
-        quick = [c for c in self.candidates if c.time.step_s <= objective.max_step_s]
-        if not quick:
+        good = [c for c in self.candidates if objective.is_met(c)]
+        if objective.max_step_s is not None and not good:
             first = self.candidates[0]
             raise InputError(
                 f"no configuration has a step of at most {show_time(objective.max_step_s)}; the "
                 f"fastest, {name_of(first.configuration)}, takes {show_time(first.time.step_s)}"
             )
-        return min(quick, key=_error)
+        return good[0] if objective.goal == "fastest" else min(good, key=_error)
 
     def front(self) -> tuple[Candidate, ...]:
         """Return the candidates of which none is both faster and better, the fastest first."""
