@@ -28,6 +28,8 @@ MIN_NUMEL = 65_536
 """Buckets with fewer entries travel uncompressed, as in a pipeline by default."""
 WIRE_FORMATS: dict[str, Format] = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 """What gradients of a dtype travel as when they are not compressed."""
+MANY = 1024
+"""Ranks from which on less is looked at, so that a plan takes seconds."""
 _BLOCKS = 2000
 """About so many blocks a step is looked at in, and no fewer rounds of a pass than the least."""
 _LEAST_ROUNDS, _MOST_ROUNDS = 6, 64
@@ -99,7 +101,8 @@ class Model:
 
     def predict(self, configuration: Configuration) -> StepTime:
         """See :func:`predict`."""
-        few = thinned(self._buckets(configuration))
+        many = self.hardware.world_size >= MANY
+        few = thinned(self._buckets(configuration), rounded=many)
         jobs = [Job(b.ready_s, self._blocks_of(b, configuration, len(few)), b.times) for b in few]
         backward_s = self.workload.backward_s
         share = share_of(self.hardware.processor)

@@ -26,7 +26,11 @@ def summary(plan: Plan, *, explain: bool, front: bool) -> Group:
         front: Show the Pareto front instead of the best of each format.
     """
     shown = plan.front if front else plan.alternatives
-    title = "none is both faster and better" if front else "the best that meet the target, by format and topology"
+    title = (
+        "none is both faster and better"
+        if front
+        else "the best that meet the target, by format and topology"
+    )
     parts: list[Table | Text | str] = [
         f"{plan.workload} on {plan.cluster}",
         "",

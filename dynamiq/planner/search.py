@@ -15,7 +15,7 @@ from dynamiq.core.description import Value
 from dynamiq.core.errors import ConfigurationError, InputError
 from dynamiq.core.topology import Topology
 from dynamiq.planner.buckets import fill
-from dynamiq.planner.cost import WIRE_FORMATS, Configuration, Model, StepTime, without_bytes
+from dynamiq.planner.cost import MANY, WIRE_FORMATS, Configuration, Model, StepTime, without_bytes
 from dynamiq.planner.error import predicted_vnmse
 from dynamiq.planner.hardware import HardwareProfile, NotNegative, Positive
 from dynamiq.planner.spectrum import GradientSpectrum
@@ -28,8 +28,8 @@ BUCKET_CAPS_MB = (None, 5, 10, 50, 100, 400)
 MAX_VNMSE = 0.005
 """Between the greatest error that training did not notice in the study (0.0034, at 3.5 bits) and
 the one at which it may have (0.0088, at 3 bits): docs/results/study.md."""
-_MANY, _FEW_CAPS_MB = 1024, (None, 100, 400)
-"""Ranks from which on only these bucket sizes are tried."""
+_FEW_BUDGETS, _FEW_CAPS_MB = (3.0, 4.0, 5.0, 6.0, 8.0), (None, 100, 400)
+"""For very many ranks."""
 _MOST_DIRECT = 64
 """Ranks from which on connections of all with all are not tried."""
 
@@ -177,7 +177,7 @@ class Search:
     def bucket_caps(self) -> Iterator[int | None]:
         """Yield caps that make different buckets."""
         seen = set()
-        for cap in BUCKET_CAPS_MB if self.hardware.world_size < _MANY else _FEW_CAPS_MB:
+        for cap in BUCKET_CAPS_MB if self._has_few_ranks else _FEW_CAPS_MB:
             sizes = tuple(bucket.numel for bucket in fill(self.workload, cap))
             if sizes not in seen:
                 seen.add(sizes)
@@ -194,8 +194,12 @@ class Search:
             MXCompressor("mxfp6_e3m2"),
             MXCompressor("mxfp4_e2m1"),
             THCCompressor(),
-            *(DynamiQCompressor(budget) for budget in BUDGETS),
+            *(DynamiQCompressor(b) for b in (BUDGETS if self._has_few_ranks else _FEW_BUDGETS)),
         )
+
+    @property
+    def _has_few_ranks(self) -> bool:
+        return self.hardware.world_size < MANY
 
     def _vnmse(self, compressor: Compressor, topology: Topology) -> float | None:
         key = compressor, topology
