@@ -1,6 +1,5 @@
 """``dynamiq plan``: its words, its numbers and its exit codes."""
 
-import json
 import re
 
 import pytest
@@ -15,7 +14,7 @@ from tests.planner.clusters import cluster, training
 
 FLAGS = (
     "--parameters",
-    "20M",
+    "6M",
     "--world-size",
     "4",
     "--bandwidth",
@@ -69,15 +68,13 @@ def test_flags_make_a_table_bars_and_a_sentence():
     result = run(*FLAGS, "--explain")
     text = words(result.stdout)
     assert result.exit_code == 0, result.stderr
-    assert "20,000,000 parameters on 4 A100" in text
+    assert "6,000,000 parameters on 4 A100" in text
     assert "→" in text
     assert "█ compute ▓ slowed by encoding ░ waiting for communication" in text
     assert "communication not hidden" in text
     assert "Use DynamiQ" in text
     assert "Assumed: errors are those of the gradients of a small language model" in text
     assert "Assumed: links reach the rate given" in text
-    brief = run(*FLAGS)
-    assert "communication not hidden" not in brief.stdout
 
 
 def test_json_is_the_plan_that_the_library_makes(tmp_path):
@@ -87,8 +84,6 @@ def test_json_is_the_plan_that_the_library_makes(tmp_path):
     plan = planner.load(tmp_path / "plan.json")
     assert plan.compress
     assert plan.baseline.time.compute_s == pytest.approx(0.2)
-    front = run(*FLAGS, "--json", "--pareto")
-    assert json.loads(front.stdout)["version"] == 1
 
 
 def test_measured_files_are_planned_for(tmp_path):
@@ -111,6 +106,7 @@ def test_a_picture_is_written(tmp_path):
     assert result.exit_code == 0, result.stderr
     assert (tmp_path / "plan.svg").read_text().count("<svg") == 1
     assert "none is both faster and better" in result.stdout
+    assert "communication not hidden" not in result.stdout
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,13 @@ def test_costs_go_with_the_entries():
     assert time.codec_s == pytest.approx((1 + 3 + 4) / 4 * ENTRIES * entry_s)
 
 
+def test_a_single_chunk_goes_all_around():
+    """Rank 0 has nothing to send on the way there, and must wait all the same."""
+    slow = cluster(4, latency_s=1e-3, bytes_per_s=1e15)
+    one_supergroup = step(slow, training((200, 1.0)), MXCompressor())
+    assert one_supergroup.exposed_s == pytest.approx((1 + 3 + 3) * 1e-3, rel=1e-3)
+
+
 def test_segments_overlap_work_with_the_wire():
     """A work and a wire that take equally long: one segment adds them up, many hide one."""
     rate = 1e8
@@ -199,7 +206,7 @@ def test_looking_at_few_rounds_and_buckets_changes_little(ranks, compressor, mon
     few = step(hardware, work, compressor, bucket_cap_mb=1, segments=None)
     monkeypatch.setattr(cost, "_BLOCKS", 10**9)
     monkeypatch.setattr(cost, "_MOST_ROUNDS", 10**9)
-    monkeypatch.setattr(cost, "thinned", lambda buckets: buckets)
+    monkeypatch.setattr(cost, "thinned", lambda buckets, **_: buckets)
     every = step(hardware, work, compressor, bucket_cap_mb=1, segments=None)
     assert few.step_s == pytest.approx(every.step_s, rel=0.05)
     assert few.wire_s == pytest.approx(every.wire_s, rel=0.05)

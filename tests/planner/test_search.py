@@ -26,7 +26,7 @@ def test_every_format_topology_and_bucket_size_is_tried():
     hardware = Cluster(
         16, 4, NETWORKS["ethernet-10g"].link, NODES["nvlink-a100"].link, "A100", "tests"
     ).profile()
-    every = Search(hardware, evenly_ready(100_000_000, 0.1, 0.15, "float32"), SPECTRUM)
+    every = Search(hardware, evenly_ready(6_000_000, 0.1, 0.15, "float32"), SPECTRUM)
     found = every.candidates
     topologies = {c.configuration.topology.digest() for c in found}
     levels = [Hierarchical(ranks_per_node=4, inter=inter) for inter in (Ring(), Butterfly())]
@@ -38,7 +38,7 @@ def test_every_format_topology_and_bucket_size_is_tried():
         module.BUDGETS
     )
     caps = list(every.bucket_caps())
-    assert caps == [None, 5, 10, 50, 100, 400]
+    assert caps == [None, 5, 10, 50]
     assert len(found) == len(topologies) * len(formats) * len(caps)
     assert [c.time.step_s for c in found] == sorted(c.time.step_s for c in found)
 
@@ -119,7 +119,7 @@ def test_what_latency_alone_makes_too_slow_is_not_looked_at():
     assert by_topology["butterfly"] == {FP32, *FORMATS}
 
 
-@settings(max_examples=30)
+@settings(max_examples=12)
 @given(
     st.floats(1e6, 1e10),
     st.floats(1.0, 30.0),
