@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from dynamiq.core.description import Value
 from dynamiq.core.transport import Transport
@@ -11,9 +11,6 @@ from dynamiq.planner.cost import Model
 from dynamiq.planner.hardware import NotNegative
 from dynamiq.planner.search import Candidate, Objective, Search, format_name, name_of
 from dynamiq.planner.units import show_time
-
-if TYPE_CHECKING:
-    from dynamiq import Pipeline
 
 _ALTERNATIVES = 8
 
@@ -62,8 +59,8 @@ class Plan(Value):
         """What ``DistributedDataParallel(..., bucket_cap_mb=...)`` should be given."""
         return self.chosen.configuration.bucket_cap_mb
 
-    def pipeline(self, transport: Transport, **options: Any) -> "Pipeline":
-        """Return the pipeline of what is chosen.
+    def pipeline(self, transport: Transport, **options: Any) -> Any:
+        """Return the :class:`dynamiq.Pipeline` of what is chosen.
 
         Where a plan says not to compress this is one that does not, and DDP without a hook is as
         good.
