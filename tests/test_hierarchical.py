@@ -544,7 +544,7 @@ def test_one_rank_per_node_predicts_what_one_level_does():
 
 def test_segments_go_with_the_entries_of_a_column(monkeypatch):
     """On all ranks alike, however the entries are cut into slices."""
-    monkeypatch.setattr("dynamiq.pipeline.segments._ENTRIES", 3)
+    monkeypatch.setattr("dynamiq.core.segments._ENTRIES", 3)
     x, bounds = integers(4, 54), (0, 1, 1, 51, 54)
 
     def run(pipeline):

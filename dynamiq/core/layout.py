@@ -75,6 +75,8 @@ class Layout:
     @cached_property
     def units(self) -> int:
         """Units that hold at least one true entry."""
+        if self.bounds is None:
+            return -(-self.numel // self.unit)
         return sum(-(-self.slice_numel(c) // self.unit) for c in range(self.world_size))
 
     def slice_bounds(self, chunk: int) -> tuple[int, int]:
@@ -122,12 +124,3 @@ class Layout:
             for c in range(self.world_size):
                 start, stop = self.slice_bounds(c)
                 out[start:stop].copy_(padded[c, : stop - start])
-
-
-def segments(positions: int, count: int) -> tuple[range, ...]:
-    """Split range(positions) into at most ``count`` contiguous, non-empty ranges."""
-    if not positions:
-        return ()
-    count = max(1, min(count, positions))
-    cuts = [positions * i // count for i in range(count + 1)]
-    return tuple(range(lo, hi) for lo, hi in pairwise(cuts))

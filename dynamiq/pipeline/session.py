@@ -14,13 +14,13 @@ from dynamiq.core.errors import InputError, NonFiniteError, TransportError
 from dynamiq.core.hierarchy import on_levels
 from dynamiq.core.message import Call
 from dynamiq.core.registry import compressor_registry
+from dynamiq.core.segments import segment_count
 from dynamiq.core.topology import Schedule
 from dynamiq.core.transport import Transport
 from dynamiq.pipeline.executor import Executor
 from dynamiq.pipeline.handle import Handle
 from dynamiq.pipeline.ledger import Ledger
 from dynamiq.pipeline.request import Request
-from dynamiq.pipeline.segments import segments_of
 from dynamiq.pipeline.settings import Settings
 from dynamiq.pipeline.streams import Fence
 from dynamiq.pipeline.verification import Verification
@@ -168,7 +168,8 @@ class Session:
         divisor = schedule.world_size if request.op == "mean" else 1
         gather = request.output is None
         tensor = request.tensor
-        segments = self.settings.segments or segments_of(schedule, tensor.numel(), tensor.device)
+        count = segment_count(schedule, tensor.numel(), on_cpu=tensor.is_cpu)
+        segments = self.settings.segments or count
         collective = Collective(
             compressor,
             schedule,
