@@ -44,6 +44,8 @@ RULES = {
     "simulation.sources": Rule("core", "torch", inside={"safetensors": "*"}),
     "simulation.report": Rule("core", "rich"),
     "simulation.plot": Rule("core", inside={"matplotlib": "*"}),
+    "probe": Rule("core compressors topologies planner", "torch pydantic"),
+    "probe.report": Rule("core planner", "rich"),
     "roofline": Rule("core kernels"),
     "roofline.report": Rule("core kernels", "rich"),
     "cli": Rule("*", "typer rich"),

@@ -37,7 +37,7 @@ def probe(
     ] = None,
     link_seconds: Annotated[
         float,
-        typer.Option(help="Begin no larger messages once those of one kind of link took this long."),
+        typer.Option(help="Begin no larger messages once those of a link took this long."),
     ] = 20.0,
     timeout: Annotated[
         float, typer.Option(help="Seconds after which a silent rank is given up.")

@@ -69,10 +69,9 @@ def timeline(
         dist.all_reduce(slowest, dist.ReduceOp.MAX)
         taken = slowest.cpu()
     step_s, *ready = taken.quantile(0.5, dim=0).tolist()
-    gradients = sorted(
-        (Gradient(numel=p.numel(), ready_s=s) for p, s in zip(parameters.values(), ready, strict=True)),
-        key=lambda gradient: gradient.ready_s,
-    )
+    numels = [parameter.numel() for parameter in parameters.values()]
+    gradients = [Gradient(numel=n, ready_s=s) for n, s in zip(numels, ready, strict=True)]
+    gradients.sort(key=lambda gradient: gradient.ready_s)
     return WorkloadProfile(
         name=name or type(model).__name__,
         source=f"dynamiq.probe.timeline, medians of {steps} steps",

@@ -29,8 +29,8 @@ class RankAlone:
         schedule: Of all ranks.
         rank: This one, in the schedule.
         clock: Where operations are noted: those of ``PER_CALL`` by the entries of the tensor, those
-            of ``PER_MESSAGE`` by the entries of a message, and, by the statistics of a message, what
-            their round does for a message on average.
+            of ``PER_MESSAGE`` by the entries of a message; and what the round of statistics does
+            for a message, by the statistics in it.
     """
 
     compressor: Compressor

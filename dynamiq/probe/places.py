@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -29,20 +30,20 @@ class Place(Value):
     machine: str
     node: str
     cores: tuple[int, ...]
-    device: str
+    device: Literal["cpu", "cuda"]
     name: str
 
     @classmethod
     def here(cls, device: torch.device) -> "Place":
         """Return this process's."""
-        host = socket.gethostname()
+        host, is_gpu = socket.gethostname(), device.type == "cuda"
         machine = _line("/proc/sys/kernel/random/boot_id") or host
         return cls(
             machine=machine,
             node=f"{host} {machine} {_network_namespace()}",
             cores=_cores(),
-            device=device.type,
-            name=torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
+            device="cuda" if is_gpu else "cpu",
+            name=torch.cuda.get_device_name(device) if is_gpu else _processor(),
         )
 
     @classmethod

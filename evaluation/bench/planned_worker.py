@@ -1,4 +1,4 @@
-"""One rank that is probed, then trains: ``python -m evaluation.bench.planned_worker --config JSON``.
+"""One rank of a comparison with the planner: it is probed, then it trains.
 
 Rank 0 writes what was found on its standard output.
 """
@@ -23,9 +23,7 @@ _TIMELINE_STEPS = 8
 
 def main() -> None:
     """Run one rank to its end."""
-    config = orders(
-        WorkerConfig[PlannedTask], "python -m evaluation.bench.planned_worker", __doc__
-    )
+    config = orders(WorkerConfig[PlannedTask], "python -m evaluation.bench.planned_worker", __doc__)
     rows, task = claim_stdout(), config.plan
     with process_group(config.seat, task.world_size):
         transport = GlooTransport(timeout_s=TIMEOUT_S)

@@ -51,9 +51,9 @@ def rows(tasks: Sequence[PlannedTask], path: Path) -> Iterator[PlannedRow]:
 def _run(task: PlannedTask, command: str) -> PlannedRow:
     with Hosts(task.world_size, rate_mbit=task.training.rate_mbit) as hosts:
         link_mbit = hosts.measure_mbit()
-        with busy_cores() as machine_cores:
-            with Workers(PROGRAM, task, hosts, timeout_s=TIMEOUT_S) as workers:
-                (found,) = workers.rows()
+        workers = Workers(PROGRAM, task, hosts, timeout_s=TIMEOUT_S)
+        with busy_cores() as machine_cores, workers:
+            (found,) = workers.rows()
     return PlannedRow(
         settings=task,
         command=command,
