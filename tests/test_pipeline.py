@@ -338,7 +338,7 @@ def test_statistics_travel_in_one_segment(topology):
 
 
 def test_large_tensors_have_several_segments(monkeypatch):
-    monkeypatch.setattr("dynamiq.pipeline.segments._ENTRIES", 3)
+    monkeypatch.setattr("dynamiq.core.layout._ENTRIES_OF_A_SEGMENT", 3)
     x = torch.randn(3, 27, generator=torch.Generator().manual_seed(0))
 
     def run(pipeline):

@@ -9,7 +9,7 @@ from pydantic import field_validator
 from torch import Tensor
 
 from dynamiq.compressors.thc import THCCompressor
-from dynamiq.core.compressor import Compressor, Encoding, State, Statistics
+from dynamiq.core.compressor import Compressor, Encoding, Sizes, State, Statistics
 from dynamiq.core.errors import ConfigurationError, InputError
 from dynamiq.core.layout import Layout
 from dynamiq.core.message import Call, Message
@@ -107,6 +107,10 @@ class ErrorFeedback(Compressor):
         """The inner format decides."""
         inner = self.compressor.encode(statistics, layout, schedule, call, _inner(state))
         return FeedbackEncoding(inner, layout, call, state.private.get(RESIDUAL))
+
+    def sizes(self, layout: Layout, schedule: Schedule, call: Call, state: State) -> Sizes:
+        """The inner format's."""
+        return self.compressor.sizes(layout, schedule, call, _inner(state))
 
     def next_state(self, encoding: "FeedbackEncoding", work: "Work") -> State:
         """Return the errors of this rank's messages, and what the inner format carries on."""

@@ -6,10 +6,11 @@ call to call is a :class:`State`, an explicit value that the pipeline keeps.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
 
+import torch
 from torch import Tensor
 
 from dynamiq.core.description import Description
@@ -19,6 +20,7 @@ from dynamiq.core.message import Call, Message
 from dynamiq.core.topology import Schedule
 
 W = TypeVar("W")
+StatisticsFormat = Literal["bf16", "fp32", "bit"]
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class Statistics:
 
     values: Tensor
     reduction: Literal["sum", "max"] = "sum"
-    format: Literal["bf16", "fp32", "bit"] = "fp32"
+    format: StatisticsFormat = "fp32"
 
     def __post_init__(self) -> None:
         """Refuse what cannot be sent."""
@@ -54,6 +56,23 @@ class Statistics:
                 f'statistics of one bit each have no {self.reduction}; use reduction="max", or '
                 f'format="fp32"'
             )
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What a call sends, known before its data.
+
+    Attributes:
+        positions: Of the encoding.
+        payload_bytes: Of the encoding.
+        statistics: How many values are reduced first; 0 if none.
+        format: What these travel as.
+    """
+
+    positions: int
+    payload_bytes: Callable[[Message, range], int]
+    statistics: int = 0
+    format: StatisticsFormat = "fp32"
 
 
 @dataclass(frozen=True)
@@ -190,6 +209,20 @@ class Compressor(Description, ABC):
         state: State,
     ) -> Encoding[Any]:
         """Decide how this call is encoded, from the reduced statistics float32[k]."""
+
+    def sizes(self, layout: Layout, schedule: Schedule, call: Call, state: State) -> Sizes:
+        """Return what a call will send, without any tensor.
+
+        Raises:
+            ConfigurationError: Sizes depend on the data.
+        """
+        statistics = self.statistics(torch.zeros(layout.numel), layout, call, state)
+        reduced = None if statistics is None else statistics.values
+        encoding = self.encode(reduced, layout, schedule, call, state)
+        if statistics is None:
+            return Sizes(encoding.positions, encoding.payload_bytes)
+        count = statistics.values.numel()
+        return Sizes(encoding.positions, encoding.payload_bytes, count, statistics.format)
 
     @property
     def stateful(self) -> bool:

@@ -1,7 +1,7 @@
 """DynamiQ as a description: what can be chosen, and the statistics that decide the rest."""
 
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Literal, Self
 
 import torch
@@ -17,7 +17,7 @@ from dynamiq.compressors.dynamiq.order import Deal
 from dynamiq.compressors.dynamiq.quantizers import LEVELLED_BELOW, exponential_levels
 from dynamiq.compressors.dynamiq.spectrum import Spectrum
 from dynamiq.compressors.supergroups import Supergroups
-from dynamiq.core.compressor import Compressor, State, Statistics
+from dynamiq.core.compressor import Compressor, Sizes, State, Statistics
 from dynamiq.core.errors import ConfigurationError
 from dynamiq.core.layout import Layout
 from dynamiq.core.message import Call
@@ -194,6 +194,16 @@ class DynamiQCompressor(Compressor):
         spectrum = Spectrum.of(statistics[:values], layout, call, self.energy == "centred")
         past = Past(state, statistics[values:], Memory.of(state.shared))
         return DynamiQEncoding(problem, spectrum, past, layout, call)
+
+    def sizes(self, layout: Layout, schedule: Schedule, call: Call, state: State) -> Sizes:
+        """Return what a call will send."""
+        problem = self._problem(layout, schedule, call, torch.device("cpu"))
+        totals = problem.totals_after(Memory.of(state.shared))
+        values = layout.units * (2 if self.means else 1)
+        if self._observes(layout):
+            values += OBSERVATIONS
+        payload_bytes = partial(problem.payload_bytes, totals)
+        return Sizes(problem.deal.tiles, payload_bytes, values, "bf16")
 
     @property
     def stateful(self) -> bool:

@@ -1,5 +1,6 @@
 """What one call decides from its spectrum: the order of supergroups, and the bits of each."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import pairwise
@@ -18,6 +19,7 @@ from dynamiq.compressors.dynamiq.prediction import Rows, expected_noise
 from dynamiq.compressors.dynamiq.spectrum import Spectrum
 from dynamiq.compressors.dynamiq.worth import Widths, joint_worth, separable_worth, uniform_worth
 from dynamiq.core.arithmetic import tree_sum
+from dynamiq.core.message import Message
 from dynamiq.kernels.allocation.ops import fill
 from dynamiq.kernels.allocation.steps import Steps
 from dynamiq.kernels.supergroups.wire import Quantizer, supergroup_bytes
@@ -29,6 +31,7 @@ _OCTAVES = 24
 """Energies within a tile before anything is known: from 1 to 2^-24, as many rows to each octave."""
 _EVEN = 2
 """Tiles begin at even addresses."""
+Totals = tuple[tuple[int, ...], ...]
 _UNIT = 2.0**50
 """Energies are summed as integers where the order of the sum must not matter."""
 
@@ -60,11 +63,34 @@ class Problem:
         nbytes = tuple(supergroup_bytes(w, quantizer.group_scales) for w in quantizer.widths)
         return Widths(nbytes, errors)
 
-    def totals(self, weights: Tensor, memory: Memory) -> tuple[tuple[int, ...], ...]:
-        """Return the bytes of a full tile, by deal and class, that are best for a spectrum."""
+    def totals_after(self, memory: Memory) -> Totals:
+        """Return the bytes of a full tile, by deal and class, of a call: known before its data."""
+        return memory.totals_for(self.capacities, self.model.sent) or first_totals(self)
+
+    def full_tile(self, totals: Totals, message: Message) -> int:
+        """Return the bytes of a full tile in a message."""
+        deal = 0 if self.deal.deals == 1 else message.chunk
+        return totals[deal][self.model.of_hop[message.hop]]
+
+    def payload_bytes(self, totals: Totals, message: Message, positions: range) -> int:
+        """Return the capacity of a message's tiles."""
+        first = message.chunk * self.deal.tiles
+        ends = first + positions.start, first + positions.stop
+        return self.capacities.nbytes(self.full_tile(totals, message), *ends)
+
+    def totals(
+        self, weights: Tensor, memory: Memory, full: Sequence[tuple[int, int]] | None = None
+    ) -> Totals:
+        """Return the bytes of a full tile that are best for a spectrum, by deal and class.
+
+        Args:
+            weights: float64[deals, r], what rows' errors count.
+            memory: What is known from earlier calls.
+            full: Supergroups of a full tile and its mean bytes, by deal; None for all deals.
+        """
         steps = _steps(self, memory.alike(self.compressor.quantizer), weights.device)
         least, grain = self.widths.bytes[0], self.capacities.grain
-        rows, mean = torch.tensor(self.capacities.full).to(weights.device).unbind(1)
+        rows, mean = torch.tensor(full or self.capacities.full).to(weights.device).unbind(1)
         # Rows without energy may have some in the next call, and need room for the narrowest width.
         idle = (rows - (weights > 0).sum(1)) * least
         room = (mean - idle) * steps.transfers.sum()
@@ -124,7 +150,7 @@ def _roughness(
 
 
 @lru_cache(maxsize=64)
-def first_totals(problem: Problem) -> tuple[tuple[int, ...], ...]:
+def first_totals(problem: Problem) -> Totals:
     """Return the bytes of a full tile, by deal and class of hops, before anything is known.
 
     For a recipe that is not hop-aware those are always the mean ones; or else the best ones for
@@ -132,11 +158,14 @@ def first_totals(problem: Problem) -> tuple[tuple[int, ...], ...]:
     """
     if not problem.compressor.hop_aware:
         return tuple((mean,) * problem.model.sent for mean in problem.capacities.mean)
-    energy = torch.zeros(problem.deal.deals, problem.deal.size, dtype=torch.float64)
-    for deal, count in enumerate(problem.capacities.rows):
+    # Thousands of deals are alike but for a few kinds.
+    kinds = list(dict.fromkeys(problem.capacities.full))
+    energy = torch.zeros(len(kinds), problem.deal.size, dtype=torch.float64)
+    for kind, (count, _) in enumerate(kinds):
         for row in range(count):
-            energy[deal, row] = 2.0 ** -(_OCTAVES * row // count)
-    return problem.totals(energy, Memory())
+            energy[kind, row] = 2.0 ** -(_OCTAVES * row // count)
+    found = dict(zip(kinds, problem.totals(energy, Memory(), kinds), strict=True))
+    return tuple(found[kind] for kind in problem.capacities.full)
 
 
 class Decision:
@@ -160,8 +189,7 @@ class Decision:
         # Sorted by eight bits; what is left unsorted within them is too little to matter.
         self._energy = self._summed(places).cummin(1).values
         self._tempering = self._tempering_of(places)
-        known = memory.totals_for(problem.capacities, problem.model.sent)
-        self.totals = known or first_totals(problem)
+        self.totals = problem.totals_after(memory)
         alike = memory.alike(problem.compressor.quantizer)
         steps = _steps(problem, alike, self.units.device)
         room = _room(self.totals, len(steps.transfers), self.units.device)

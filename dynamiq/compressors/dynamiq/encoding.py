@@ -127,10 +127,7 @@ class DynamiQEncoding(Encoding[Work]):
 
     def payload_bytes(self, message: Message, positions: range) -> int:
         """The capacity of the tiles."""
-        first = message.chunk * self.positions
-        full = self._full_tile(message)
-        capacities = self._problem.capacities
-        return capacities.nbytes(full, first + positions.start, first + positions.stop)
+        return self._problem.payload_bytes(self.decision.totals, message, positions)
 
     def load(self, x: Tensor, rank: int, out: Tensor) -> Work:
         """Copy nothing that kernels can read, and write, through the energy order."""
@@ -228,20 +225,16 @@ class DynamiQEncoding(Encoding[Work]):
         spectrum = self.spectrum
         return Result(bucket, spectrum.factor, spectrum.offset, float(divisor), limit, self._signs)
 
-    def _full_tile(self, message: Message) -> int:
-        problem = self._problem
-        deal = 0 if problem.deal.deals == 1 else message.chunk
-        return self.decision.totals[deal][problem.model.of_hop[message.hop]]
-
     def _tiles(self, message: Message, positions: range) -> Tiles:
         here = slice(positions.start, positions.stop)
         first = message.chunk * self.positions
         ends = (first + positions.start, first + positions.stop)
         call, n = self.call, self.layout.world_size
+        full = self._problem.full_tile(self.decision.totals, message)
         return Tiles(
             self.decision.units[message.chunk, here],
             self.decision.cuts(message.hop, message.chunk, here),
-            self._problem.capacities.offsets(self._full_tile(message), *ends),
+            self._problem.capacities.offsets(full, *ends),
             self.payload_bytes(message, positions),
             Address(call.seed, call.number, message.hop, message.sender, n),
         )

@@ -10,7 +10,7 @@ from torch import Tensor
 from dynamiq.compressors.omnireduce.encoding import OmniReduceEncoding
 from dynamiq.compressors.omnireduce.union import BLOCK, Union
 from dynamiq.compressors.supergroups import Supergroups
-from dynamiq.core.compressor import Compressor, State, Statistics
+from dynamiq.core.compressor import Compressor, Sizes, State, Statistics
 from dynamiq.core.errors import ConfigurationError
 from dynamiq.core.layout import Layout
 from dynamiq.core.message import Call
@@ -94,6 +94,13 @@ class OmniReduceCompressor(Compressor):
         if self.bit_budget is None:
             return 1.0
         return self.bit_budget / (8 * self.payload_dtype.itemsize)
+
+    def sizes(self, layout: Layout, schedule: Schedule, call: Call, state: State) -> Sizes:
+        """Refuse: they depend on the data."""
+        raise ConfigurationError(
+            "what omnireduce sends depends on the blocks that hold entries, so nobody knows it "
+            "before the data; measure it, for example with dynamiq simulate"
+        )
 
     @property
     def stateful(self) -> bool:

@@ -10,7 +10,7 @@ from torch import Tensor
 from dynamiq.compressors.thc.encoding import RESIDUAL, THCEncoding, Work, corrected
 from dynamiq.compressors.thc.geometry import Geometry
 from dynamiq.core.arithmetic import tree_sum
-from dynamiq.core.compressor import Compressor, State, Statistics
+from dynamiq.core.compressor import Compressor, Sizes, State, Statistics
 from dynamiq.core.errors import ConfigurationError
 from dynamiq.core.layout import Layout
 from dynamiq.core.message import Call
@@ -148,6 +148,12 @@ class THCCompressor(Compressor):
         assert statistics is not None
         self.check_world_size(layout.world_size)  # for callers that are no pipelines
         return THCEncoding(self, statistics, layout, call, state)
+
+    def sizes(self, layout: Layout, schedule: Schedule, call: Call, state: State) -> Sizes:
+        """Return what a call will send."""
+        norms = torch.zeros(Geometry.of(layout).blocks)
+        encoding = self.encode(norms, layout, schedule, call, State())
+        return Sizes(encoding.positions, encoding.payload_bytes, len(norms), "fp32")
 
     @property
     def stateful(self) -> bool:
