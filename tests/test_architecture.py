@@ -46,6 +46,7 @@ RULES = {
     "simulation.plot": Rule("core", inside={"matplotlib": "*"}),
     "probe": Rule("core compressors topologies planner", "torch pydantic"),
     "probe.report": Rule("core planner", "rich"),
+    "probe.torchrun": Rule("core transports", "torch"),
     "roofline": Rule("core kernels"),
     "roofline.report": Rule("core kernels", "rich"),
     "cli": Rule("*", "typer rich"),

@@ -1,13 +1,14 @@
 """Measures what a planner has to know of the ranks, on the ranks themselves."""
 
 import json
+import math
 import time
 from collections.abc import Callable
 from statistics import median
 
 import torch
 
-from dynamiq.core.errors import InputError
+from dynamiq.core.errors import ConfigurationError, InputError
 from dynamiq.core.transport import Transport
 from dynamiq.planner.hardware import HardwareProfile, Link, Processor
 from dynamiq.probe.codecs import MESSAGE_ENTRIES, candidates, measure_codec
@@ -47,10 +48,15 @@ def probe(
         progress: Called on every rank.
 
     Raises:
+        ConfigurationError: ``link_budget_s`` is not positive.
         InputError: There is one rank, or machines have different numbers of ranks.
         TransportError: The group cannot be joined, or a peer died or stayed silent.
     """
     device = device or torch.device("cpu")
+    if not 0 < link_budget_s < math.inf:
+        raise ConfigurationError(
+            f"the time for links is a positive number of seconds, not {link_budget_s:g}"
+        )
     hellos = transport.connect(json.dumps(Place.here(device).to_dict()).encode())
     places = [Place.read(hello) for hello in hellos]
     if len(places) < 2:

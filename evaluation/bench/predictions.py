@@ -5,6 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
 from dynamiq import Uncompressed
 from dynamiq.planner.cost import Configuration, Model
 from dynamiq.planner.workload import WorkloadProfile
@@ -14,6 +17,15 @@ from evaluation.bench.records import Existing, Measured, Ours
 WITHIN = 0.25
 # What a plan must gain to be worth it: dynamiq.planner's own threshold.
 _WORTH_IT = 0.05
+_HEAD = (
+    "method",
+    "measured ms",
+    "range",
+    "predicted ms",
+    "error",
+    "exposed ms",
+    "predicted exposed ms",
+)
 _INTRODUCTION = """\
 # What the planner says, and what steps take
 
@@ -143,7 +155,7 @@ def write_page(rows: Sequence[PlannedRow], output: Path, command: str) -> None:
         raise ValueError("no rows: do some runs first")
     every = sorted(rows, key=lambda row: row.settings.training.rate_mbit)
     found = [(row, cells(row)) for row in every]
-    text = [_INTRODUCTION, _summary(found), *(_section(row, own) for row, own in found)]
+    text = [_INTRODUCTION, _summary(found), *map(_section, every)]
     text.append(_origin(every, command))
     output.write_text("\n".join(text), "utf-8")
 
@@ -151,7 +163,7 @@ def write_page(rows: Sequence[PlannedRow], output: Path, command: str) -> None:
 def _summary(found: Sequence[tuple[PlannedRow, list[Cell]]]) -> str:
     everything = [cell for _, own in found for cell in own]
     lines = [
-        "| rate, Mbit/s | cells | median error | 9 of 10 within | chosen | measured best | slower |",
+        "| Mbit/s | cells | median error | 9 of 10 within | chosen | measured best | slower |",
         "| ---: | ---: | ---: | ---: | --- | --- | ---: |",
     ]
     for row, own in found:
@@ -163,23 +175,50 @@ def _summary(found: Sequence[tuple[PlannedRow, list[Cell]]]) -> str:
         )
     within = sum(abs(cell.error) <= WITHIN for cell in everything) / len(everything)
     sentence = (
-        f"Over all {len(everything)} cells the median error is {median_error(everything):.1%}, and "
-        f"{within:.0%} are within {WITHIN:.0%}. \"Chosen\" is the method with the least predicted "
-        f"step, or the uncompressed one unless compression gains {_WORTH_IT:.0%}; \"slower\" is how "
+        f"Over all {len(everything)} cells the median error is {median_error(everything):.1%}; "
+        f"{within:.0%} are within {WITHIN:.0%}. Chosen is the method with the least predicted "
+        f"step, or an uncompressed one unless compression gains {_WORTH_IT:.0%}; slower is how "
         f"much longer its measured step is than the measured best."
     )
     return "\n".join([*lines, "", sentence, ""])
 
 
-def _section(row: PlannedRow, own: Sequence[Cell]) -> str:
-    task, found = row.settings.training, row.found
-    alone = workload(found).step_s
-    lines = [
-        "| method | measured ms | range | predicted ms | error | exposed ms | predicted |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
-    ]
-    predicted = {cell.measured.label: cell for cell in own}
-    for measured in found.measured:
+def table(row: PlannedRow) -> Table:
+    """Return what a run came to, for a terminal."""
+    result = Table(title=_title(row), caption=_note(row), box=SIMPLE_HEAD, pad_edge=False)
+    for i, name in enumerate(_HEAD):
+        result.add_column(name, justify="right" if i else "left")
+    for line in _lines(row):
+        result.add_row(*line)
+    return result
+
+
+def _section(row: PlannedRow) -> str:
+    ruler = ["---"] + ["---:"] * (len(_HEAD) - 1)
+    lines = "\n".join(f"| {' | '.join(line)} |" for line in (_HEAD, ruler, *_lines(row)))
+    return f"## {_title(row)}\n\n{_note(row)}\n\n{lines}\n\n`{row.command}`\n"
+
+
+def _title(row: PlannedRow) -> str:
+    task = row.settings.training
+    return f"{task.workload.replace('_', ' ')}, {task.world_size} hosts, {task.rate_mbit:g} Mbit/s"
+
+
+def _note(row: PlannedRow) -> str:
+    found, link = row.found, row.found.hardware.network
+    return (
+        f"Medians of {len(found.measured[0].times_s)} steps; {row.link_mbit:.1f} Mbit/s by one TCP "
+        f"connection; the probe found {link.bandwidth_bytes_per_s * 8e-6:.1f} Mbit/s and "
+        f"{1e3 * link.latency_s:.2f} ms; {row.machine_cores:.1f} of {row.environment['cpus']} "
+        f"processors busy meanwhile."
+    )
+
+
+def _lines(row: PlannedRow) -> list[list[str]]:
+    alone = workload(row.found).step_s
+    predicted = {cell.measured.label: cell for cell in cells(row)}
+    lines = []
+    for measured in row.found.measured:
         low, high = 1e3 * min(measured.times_s), 1e3 * max(measured.times_s)
         line = [measured.label, f"{1e3 * measured.median_s:.0f}", f"{low:.0f} to {high:.0f}"]
         cell = predicted.get(measured.label)
@@ -189,17 +228,8 @@ def _section(row: PlannedRow, own: Sequence[Cell]) -> str:
         else:
             error, left = f"{cell.error:+.1%}", f"{1e3 * (cell.predicted_s - alone):.0f}"
             line += [f"{1e3 * cell.predicted_s:.0f}", error, exposed, left]
-        lines.append(f"| {' | '.join(line)} |")
-    table = "\n".join(lines)
-    link = found.hardware.network
-    note = (
-        f"Medians of {len(found.measured[0].times_s)} steps; {row.link_mbit:.1f} Mbit/s by one TCP "
-        f"connection; the probe found {link.bandwidth_bytes_per_s * 8e-6:.1f} Mbit/s and "
-        f"{1e3 * link.latency_s:.2f} ms; {row.machine_cores:.1f} of {row.environment['cpus']} "
-        f"processors busy meanwhile."
-    )
-    what = f"{task.workload.replace('_', ' ')}, {task.world_size} hosts, {task.rate_mbit:g} Mbit/s"
-    return f"## {what}\n\n{note}\n\n{table}\n\n`{row.command}`\n"
+        lines.append(line)
+    return lines
 
 
 def _origin(rows: Sequence[PlannedRow], command: str) -> str:

@@ -10,8 +10,9 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from dynamiq import DynamiQCompressor, Uncompressed
+from dynamiq import DynamiQCompressor, LoopbackTransport, Uncompressed
 from dynamiq.cli.main import app
+from dynamiq.core.errors import ConfigurationError, InputError
 from dynamiq.planner.hardware import HardwareProfile
 from dynamiq.probe import codecs, hardware, links
 from tests.processes import run_ranks
@@ -69,7 +70,7 @@ def test_ranks_measure_each_other_and_the_first_writes(environment, tmp_path):
     kinds = {c.compressor.kind: c for c in processor.codecs}
     assert set(kinds) == {"uncompressed", "dynamiq"}
     assert kinds["dynamiq"].compressor.bit_budget == 5
-    assert kinds["dynamiq"].compress.entry_s > 0
+    assert kinds["dynamiq"].compress != kinds["dynamiq"].recompress
     assert kinds["uncompressed"].statistics_message.fixed_s == 0
     assert HardwareProfile(**json.loads(json.dumps(profile.to_dict()))) == profile
     assert "dynamiq, 5 bits" in said
@@ -93,10 +94,10 @@ def test_a_rank_that_dies_ends_the_others_with_a_line(environment, tmp_path):
     [
         ((), {"MASTER_PORT": None}, "MASTER_PORT is not set; start it with torchrun"),
         ((), {"WORLD_SIZE": "1"}, "this group has one: torchrun --nproc-per-node"),
-        (("--link-seconds", "0"), {}, "--link-seconds takes seconds, more than 0"),
-        (("--timeout", "nan"), {}, "--timeout takes seconds"),
+        (("--timeout", "0"), {}, "a timeout is more than 0"),
+        (("--timeout", "nan"), {}, "not nan"),
         (("--output", "/nowhere/p.json"), {}, "there is no folder /nowhere"),
-        (("--device", "tpu"), {}, "--device is cpu or cuda, not tpu"),
+        (("--device", "tpu"), {}, "a device is cpu or cuda, not tpu"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_in_a_line(arguments, changes, message):
@@ -119,3 +120,11 @@ def test_under_torchrun(tmp_path):
     subprocess.run(command, cwd=tmp_path, check=True, timeout=110)
     profile = HardwareProfile.model_validate_json((tmp_path / "profile.json").read_text())
     assert len(profile.processor.codecs) == len(codecs.candidates())
+
+
+def test_a_probe_refuses_what_it_cannot_do():
+    (alone,) = LoopbackTransport.world(1)
+    with pytest.raises(InputError, match="this group has one"):
+        hardware.probe(alone)
+    with pytest.raises(ConfigurationError, match="positive number of seconds, not nan"):
+        hardware.probe(alone, link_budget_s=float("nan"))
