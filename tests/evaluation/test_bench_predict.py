@@ -169,7 +169,7 @@ def test_what_cannot_be_measured_is_refused(arguments: tuple[str, ...], message:
 
 @pytest.mark.soak
 @pytest.mark.network
-@pytest.mark.usefixtures("can_make_hosts", "can_train")
+@pytest.mark.usefixtures("needs_namespaces", "needs_demo_packages")
 def test_a_small_run(tmp_path: Path) -> None:
     arguments = ["predict", "--hosts", "2", "--rates", "200", "--bits", "5", "--topologies", "ring"]
     arguments += ["--rounds", "1", "--steps", "1", "--output", str(tmp_path)]
