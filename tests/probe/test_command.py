@@ -40,6 +40,7 @@ def probe_on(rank, environment, folder, dies):
         if dies and rank == 1:
             patch.setattr(hardware, "measure_codec", die)
         ended = invoke("--output", f"{folder}/p.json", **environment, RANK=str(rank))
+    assert ended.exception is None or isinstance(ended.exception, SystemExit)
     return ended.exit_code, ended.output
 
 

@@ -61,7 +61,7 @@ def test_all_ranks_stop_at_the_same_size_when_time_is_up():
     first, *others = on_all_ranks(measure, 3, Slow)
 
     assert all(other.times == first.times for other in others)
-    assert 2 < len(first.times) < len(SIZES)
+    assert len(first.times) in (3, 4)  # 256 KiB would take longer than all there is
     assert [t.message_bytes for t in first.times] == list(SIZES[: len(first.times)])
     assert all(0.9 < t.time_s / (t.message_bytes / 1e6) < 2 for t in first.times[2:])
     assert len(advanced) == 3 * len(SIZES)
