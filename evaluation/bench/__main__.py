@@ -13,6 +13,7 @@ from rich.console import Console
 from dynamiq import DynamiQCompressor, DynamiqError, topology_registry
 from evaluation.bench import figure, report, runs, timeline, trace_figure, tracing, workloads
 from evaluation.bench.page import write_page
+from evaluation.bench.predict import predict, predict_page
 from evaluation.bench.records import (
     AllReduceTask,
     BenchRow,
@@ -53,6 +54,9 @@ app = typer.Typer(
     no_args_is_help=True,
     help="Times all-reduces and training steps over slow links, ours beside torch's.",
 )
+
+app.command()(predict)
+app.command("predict-page")(predict_page)
 
 
 @app.command("all-reduce")
