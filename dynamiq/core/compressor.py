@@ -216,7 +216,8 @@ class Compressor(Description, ABC):
         Raises:
             ConfigurationError: Sizes depend on the data.
         """
-        statistics = self.statistics(torch.zeros(layout.numel), layout, call, state)
+        zeros = torch.zeros(1).expand(layout.numel)
+        statistics = self.statistics(zeros, layout, call, state)
         reduced = None if statistics is None else statistics.values
         encoding = self.encode(reduced, layout, schedule, call, state)
         if statistics is None:

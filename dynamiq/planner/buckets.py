@@ -53,11 +53,15 @@ def fill(workload: WorkloadProfile, bucket_cap_mb: int | None) -> list[Bucket]:
     return buckets
 
 
-def thinned(buckets: list[Bucket]) -> list[Bucket]:
+def thinned(buckets: list[Bucket], *, rounded: bool = False) -> list[Bucket]:
     """Let one bucket stand for several that follow each other, the more the earlier they are.
 
     What is long over when the last buckets begin need not be known in detail. Those that stand for
     several have their mean size, to 3 %, so that few sizes are different.
+
+    Args:
+        buckets: In their order.
+        rounded: Whether all sizes are to 3 %.
     """
     groups: list[list[Bucket]] = []
     most, left = 1, _APART
@@ -69,12 +73,13 @@ def thinned(buckets: list[Bucket]) -> list[Bucket]:
             most, left = 2 * most, _APART
         groups.append([bucket])
         left -= 1
-    return [_together(group) for group in reversed(groups)]
+    return [
+        group[0] if len(group) == 1 and not rounded else _together(group)
+        for group in reversed(groups)
+    ]
 
 
 def _together(group: list[Bucket]) -> Bucket:
-    if len(group) == 1:
-        return group[0]
     mean = round(sum(b.numel for b in group) / len(group))
     grain = 1 << max(0, mean.bit_length() - _LEADING_BITS)
     numel = max(1, round(mean / grain)) * grain

@@ -4,12 +4,13 @@ from dynamiq.compressors import Uncompressed
 from dynamiq.core.compressor import Compressor
 from dynamiq.core.errors import ConfigurationError
 from dynamiq.planner.hardware import CodecCost, OperationCost, Processor
+from dynamiq.planner.traffic import estimate
 
 _BUDGET = "bit_budget"
 
 
 def codec_of(processor: Processor, compressor: Compressor | None) -> CodecCost:
-    """Return a format's costs: measured, or between those of measured bit budgets.
+    """Return a format's costs: measured, between those of measured bit budgets, or estimated.
 
     Args:
         processor: Whose.
@@ -27,6 +28,10 @@ def codec_of(processor: Processor, compressor: Compressor | None) -> CodecCost:
     alike = [cost for cost in processor.codecs if _family(cost.compressor) == family]
     if alike and _BUDGET in type(wanted).model_fields:
         return _between(sorted(alike, key=_budget), wanted)
+    if processor.device == "cuda" and processor.memory_bytes_per_s is not None:
+        estimated = estimate(wanted, processor.memory_bytes_per_s)
+        if estimated is not None:
+            return estimated
     raise ConfigurationError(
         f"this profile has no costs of {wanted.kind} on {processor.name or processor.device}; "
         f"measure them with dynamiq probe"

@@ -6,22 +6,34 @@ from dynamiq.compressors import Uncompressed
 from dynamiq.compressors.uncompressed import Format
 from dynamiq.core.compressor import Compressor
 from dynamiq.core.description import Value
-from dynamiq.core.layout import segment_count
 from dynamiq.core.registry import AnyCompressor, AnyTopology
+from dynamiq.core.segments import segment_count
 from dynamiq.core.topology import Schedule
 from dynamiq.planner.buckets import ENTRY_BYTES, Bucket, fill, thinned
 from dynamiq.planner.clock import Job, run
-from dynamiq.planner.hardware import HardwareProfile, NotNegative, Processor
+from dynamiq.planner.hardware import (
+    CodecCost,
+    HardwareProfile,
+    Link,
+    NotNegative,
+    OperationCost,
+    Processor,
+)
+from dynamiq.planner.links import delay
 from dynamiq.planner.program import Block, Clockwork
 from dynamiq.planner.stages import Request
 from dynamiq.planner.workload import WorkloadProfile
 
 MIN_NUMEL = 65_536
 """Buckets with fewer entries travel uncompressed, as in a pipeline by default."""
-_FORMATS: dict[str, Format] = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
-_BLOCKS = 4000
+WIRE_FORMATS: dict[str, Format] = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+"""What gradients of a dtype travel as when they are not compressed."""
+MANY = 1024
+"""Ranks from which on less is looked at, so that a plan takes seconds."""
+_BLOCKS = 2000
 """About so many blocks a step is looked at in, and no fewer rounds of a pass than the least."""
-_LEAST_ROUNDS, _MOST_ROUNDS = 8, 64
+_LEAST_ROUNDS, _MOST_ROUNDS = 6, 64
+_BOUNDLESS = 1e30
 
 
 class Configuration(Value):
@@ -49,19 +61,19 @@ class StepTime(Value):
         step_s: All of it.
         compute_s: What a step without communication takes.
         exposed_s: What communication adds.
+        alone_s: The backward pass of a step without communication.
         backward_s: The backward pass, slowed down by encoding if they share processors.
         codec_s: How long the thread that encodes was busy.
         wire_s: How long the busiest link was.
-        sent_bytes: Of rank 0, headers and statistics included.
     """
 
     step_s: NotNegative
     compute_s: NotNegative
     exposed_s: NotNegative
+    alone_s: NotNegative
     backward_s: NotNegative
     codec_s: NotNegative
     wire_s: NotNegative
-    sent_bytes: NotNegative
 
 
 def predict(
@@ -85,11 +97,12 @@ class Model:
         self.workload = workload
         self._schedules: dict[str, Schedule] = {}
         self._blocks: dict[tuple[object, ...], list[Block]] = {}
+        self._filled: dict[int | None, list[Bucket]] = {}
 
     def predict(self, configuration: Configuration) -> StepTime:
         """See :func:`predict`."""
-        whole = fill(self.workload, configuration.bucket_cap_mb)
-        few = thinned(whole)
+        many = self.hardware.world_size >= MANY
+        few = thinned(self._buckets(configuration), rounded=many)
         jobs = [Job(b.ready_s, self._blocks_of(b, configuration, len(few)), b.times) for b in few]
         backward_s = self.workload.backward_s
         share = share_of(self.hardware.processor)
@@ -99,20 +112,26 @@ class Model:
             step_s=self.workload.step_s + exposed_s,
             compute_s=self.workload.step_s,
             exposed_s=exposed_s,
+            alone_s=backward_s,
             backward_s=elapsed.backward_s,
             codec_s=elapsed.worked_s,
             wire_s=elapsed.sending_s,
-            sent_bytes=0,
         )
 
     def bytes_sent(self, configuration: Configuration, rank: int = 0) -> int:
         """Return what a rank sends in a step in which nothing is known from earlier ones."""
-        buckets = fill(self.workload, configuration.bucket_cap_mb)
+        buckets = self._buckets(configuration)
         by_size: dict[int, int] = {}
         for numel in {b.numel for b in buckets}:
             request = self._request(numel, configuration, rank)
             by_size[numel] = request.shape().bytes_sent(self._segments(numel, configuration))
         return sum(by_size[b.numel] for b in buckets)
+
+    def _buckets(self, configuration: Configuration) -> list[Bucket]:
+        cap = configuration.bucket_cap_mb
+        if cap not in self._filled:
+            self._filled[cap] = fill(self.workload, cap)
+        return self._filled[cap]
 
     def _blocks_of(self, bucket: Bucket, configuration: Configuration, buckets: int) -> list[Block]:
         request = self._request(bucket.numel, configuration, 0)
@@ -129,14 +148,15 @@ class Model:
         compressor: Compressor = configuration.compressor
         plain = numel < configuration.min_numel and compressor.kind != "uncompressed"
         if plain:
-            compressor = Uncompressed(_FORMATS[self.workload.dtype])
+            compressor = Uncompressed(WIRE_FORMATS[self.workload.dtype])
         entry_bytes = ENTRY_BYTES[self.workload.dtype]
         schedule = self._schedule(configuration)
         return Request(compressor, schedule, numel, entry_bytes, rank, plain)
 
     def _segments(self, numel: int, configuration: Configuration) -> int:
         on_cpu = self.hardware.processor.device == "cpu"
-        return configuration.segments or segment_count(numel, on_cpu=on_cpu)
+        schedule = self._schedule(configuration)
+        return configuration.segments or segment_count(schedule, numel, on_cpu=on_cpu)
 
     def _schedule(self, configuration: Configuration) -> Schedule:
         topology = configuration.topology
@@ -159,3 +179,20 @@ def share_of(processor: Processor) -> float:
     if cores is None:
         return 1.0
     return min(1.0, cores / 2) / min(1.0, cores)
+
+
+def without_bytes(hardware: HardwareProfile, compressor: Compressor) -> HardwareProfile:
+    """Return a profile on which bytes and a format cost no time: what is left is latency."""
+
+    def faster(link: Link) -> Link:
+        least_s = min([delay(link, m.message_bytes) for m in link.measured] or [link.latency_s])
+        return Link(latency_s=least_s, bandwidth_bytes_per_s=_BOUNDLESS)
+
+    free = OperationCost(fixed_s=0.0, entry_s=0.0)
+    operations = [name for name in CodecCost.model_fields if name != "compressor"]
+    codec = CodecCost(compressor=compressor, **dict.fromkeys(operations, free))
+    processor = hardware.processor.model_copy(update={"codecs": (codec,), "byte_s": 0.0})
+    node = None if hardware.node is None else faster(hardware.node)
+    return hardware.model_copy(
+        update={"network": faster(hardware.network), "node": node, "processor": processor}
+    )

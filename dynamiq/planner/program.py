@@ -96,7 +96,7 @@ class Clockwork:
         pending = 0.0
         for r in rounds_of(stage.schedule, stage.rank, True, self.most_rounds):
             nbytes = sum(small.payload_bytes(m, whole) for m in r.step.sends[r.sampled])
-            made = seconds(costs.statistics_message, r.compressed, r.compressed * each)
+            made = r.times * seconds(costs.statistics_message, r.compressed, r.compressed * each)
             yield self._block(stage, r, nbytes, pending + made, 0.0)
             # Sums are added up and sent on, or kept; finished ones are read.
             pending = r.times * seconds(costs.statistics_message, r.receives, r.receives * each)
@@ -131,6 +131,7 @@ class Clockwork:
     def _block(
         self, stage: Stage, r: Round, sampled_bytes: float, before_s: float, after_s: float
     ) -> Block:
+        # Where this rank's payload is empty, another's is not, and that one is on its way for long.
         nbytes = sampled_bytes * r.sends / max(1, len(r.step.sends[r.sampled]))
         # Neighbours on a schedule are as far apart in the world as it has fewer ranks.
         stride = self.hardware.world_size // stage.schedule.world_size

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from dynamiq.core.topology import Schedule, Step
 
-_MESSAGES = 64
+_MESSAGES = 16
 """Of a round with more, so many are looked at."""
 
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from itertools import accumulate, pairwise
+from itertools import accumulate, groupby, pairwise
 
 import torch
 from torch import Tensor
@@ -63,10 +63,14 @@ class Capacities:
         """
         least, most = sizes[0], sizes[-1]
         budget = min(max(budget, least), most)
-        counts, per_deal = deal.counts(), len(deal.counts()) // deal.deals
+        counts = deal.counts()
+        per_deal = len(counts) // deal.deals
         dealt = [counts[i : i + per_deal] for i in range(0, len(counts), per_deal)]
-        rows = tuple(max(tiles, default=0) for tiles in dealt)
-        missing = [full - count for full, tiles in zip(rows, dealt, strict=True) for count in tiles]
+        if per_deal == 1:  # as with thousands of ranks, where each list of one takes time
+            rows, missing = tuple(counts), [0] * len(counts)
+        else:
+            rows = tuple(max(tiles, default=0) for tiles in dealt)
+            missing = [r - count for r, tiles in zip(rows, dealt, strict=True) for count in tiles]
         ample = min(rows, default=0) * (budget - least) >= _AMPLE_BYTES
         grain = ALIGNMENT if ample and budget < most else 1
         gap = most if budget == most else least // grain * grain
@@ -117,15 +121,17 @@ def _mean_bytes(
     gap, grain = rounding
     step = math.gcd(*(size - least for size in sizes)) or 1
     seen, used, mean = 0, 0, []
-    for tiles in dealt:
-        count, full = len(tiles), max(tiles, default=0)
-        seen += sum(tiles)
-        missing = full * count - sum(tiles)
-        room = math.floor(seen * budget) - used + missing * gap
-        spare = max(0, room // max(1, count) - full * least)
-        size = full * least + spare // step * step
-        if grain > 1:
-            size = (full * least + spare) // grain * grain
-        mean.append(size)
-        used += size * count - missing * gap
+    for tiles, alike in groupby(dealt):
+        count, full, held = len(tiles), max(tiles, default=0), sum(tiles)
+        gaps, narrowest = (full * count - held) * gap, full * least
+        for _ in alike:
+            seen += held
+            room = math.floor(seen * budget) - used + gaps
+            size = max(narrowest, room // max(1, count))
+            if grain > 1:
+                size = size // grain * grain
+            else:
+                size -= (size - narrowest) % step
+            mean.append(size)
+            used += size * count - gaps
     return tuple(mean)

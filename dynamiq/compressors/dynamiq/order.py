@@ -54,9 +54,12 @@ class Deal:
         """Return the supergroups of all tiles, chunk by chunk."""
         n, layout = self.layout.world_size, self.layout
         if layout.bounds is None:
-            chunks = [-(-(layout.units - c) // n) for c in range(n)]
+            least, more = divmod(layout.units, n)
+            chunks = [least + 1] * more + [least] * (n - more)
         else:
             chunks = [-(-layout.slice_numel(c) // layout.unit) for c in range(n)]
+        if self.tiles == 1:
+            return chunks
         return [-(-(count - t) // self.tiles) for count in chunks for t in range(self.tiles)]
 
     def units(self, energies: Tensor) -> Tensor:
