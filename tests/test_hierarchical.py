@@ -1,44 +1,50 @@
 """Nodes of several ranks: the guarantees of one level, and what travels between nodes."""
 
-import os
-import signal
 from collections import Counter
+from itertools import pairwise, product
 
 import pytest
 import torch
 
 from dynamiq import (
-    AgreementError,
     Butterfly,
     ConfigurationError,
     Direct,
     DynamiQCompressor,
-    DynamiqError,
     ErrorFeedback,
-    GlooTransport,
     Hierarchical,
     MXCompressor,
     NonFiniteError,
-    PeerLostError,
-    Pipeline,
+    OmniReduceCompressor,
     Ring,
-    TransportError,
+    THCCompressor,
     Uncompressed,
     measure_error,
     topology_registry,
     vnmse,
 )
-from dynamiq.core.collective import Collective
+from dynamiq.core.collective import Collective, Post
+from dynamiq.core.compressor import State
 from dynamiq.core.drivers import Meter, lockstep
+from dynamiq.core.hierarchy import on_levels
+from dynamiq.core.layout import Layout
 from dynamiq.core.message import Call
-from tests.contracts.compressor import same_bits, sample
+from dynamiq.core.metrics import simulate
+from dynamiq.core.statistics import StatisticsEncoding
+from tests.contracts import compressor as contract
+from tests.contracts import topology as laws
+from tests.contracts.compressor import same_bits, sample, uneven_bounds
 from tests.integrations.worlds import integers, rank_of, run_world, same
-from tests.processes import run_ranks
 
 WORLDS = [(nodes, g) for nodes in (1, 2, 3) for g in (1, 2, 3)] + [(2, 4), (5, 2)]
 PAPER = DynamiQCompressor.paper()
 
 every_world = pytest.mark.parametrize(("nodes", "g"), WORLDS)
+
+
+def soak(*values):
+    """Return parameters of a test that others like it stand for in the default run."""
+    return pytest.param(*values, marks=pytest.mark.soak)
 
 
 def all_reduce(x, op="sum", **options):
@@ -52,8 +58,18 @@ def all_reduce(x, op="sum", **options):
 
 @every_world
 def test_sums_of_integers_are_exact(nodes, g):
-    x = integers(nodes * g, 37)
-    assert same(all_reduce(x, topology=Hierarchical(ranks_per_node=g)), x.sum(0))
+    """Of any number of entries, fewer than ranks and none among them."""
+    inputs = [integers(nodes * g, numel) for numel in (37, 0, 1, nodes * g - 1)]
+
+    def run(pipeline):
+        mine = [x[rank_of(pipeline)].clone() for x in inputs]
+        for tensor in mine:
+            pipeline.all_reduce(tensor, "sum")
+        return mine
+
+    results = run_world(run, nodes * g, topology=Hierarchical(ranks_per_node=g))
+    for x, *outs in zip(inputs, *results, strict=True):
+        assert same(outs, x.sum(0))
 
 
 @pytest.mark.parametrize(
@@ -78,6 +94,126 @@ def test_all_ranks_have_the_same_bits(nodes, g, compressor):
             assert vnmse(outs[0], x.double().mean(0)) < 0.1
 
 
+LEARNING = (
+    THCCompressor.uniform(8, clamp=4.0, error_feedback=True),
+    OmniReduceCompressor(mode="topk", bit_budget=5),
+    ErrorFeedback(MXCompressor("mxfp6_e2m3")),
+)
+
+
+@pytest.mark.parametrize("rendezvous", [False, soak(True)], ids=["eager", "rendezvous"])
+@pytest.mark.parametrize(
+    "compressor",
+    [
+        THCCompressor.table(),
+        OmniReduceCompressor(payload="fp32"),
+        MXCompressor("mxfp6_e2m3", scale_rule="ceil", scale_scope="shared"),
+        *LEARNING,
+    ],
+    ids=lambda c: c.kind,
+)
+def test_every_format_runs_as_it_is_simulated(compressor, rendezvous):
+    """With what it learns from call to call, which belongs to a column."""
+    topology = Hierarchical(ranks_per_node=2, intra=Direct(), inter=Butterfly())
+    inputs = [sample(6, 20_000, seed=seed) for seed in range(3)]
+
+    def run(pipeline):
+        mine = [x[rank_of(pipeline)].clone() for x in inputs]
+        for tensor in mine:
+            pipeline.all_reduce(tensor, key="x")
+        return mine
+
+    options = {"compressor": compressor, "topology": topology, "rendezvous": rendezvous}
+    results, states = run_world(run, 6, **options), None
+    for number, (x, *outs) in enumerate(zip(inputs, *results, strict=True)):
+        call = Call(0, number, 6)
+        simulated = simulate(x, compressor, topology, call, states)
+        assert same(outs, simulated.result)
+        assert vnmse(outs[0], x.double().mean(0)) < 0.5
+        states = simulated.states
+    forgetful = simulate(inputs[-1], compressor, topology, call).result
+    assert same_bits(forgetful, outs[0]) is (compressor not in LEARNING)
+
+
+@pytest.mark.parametrize(
+    "local",
+    [
+        Uncompressed("bf16"),
+        MXCompressor(),
+        THCCompressor.uniform(8, clamp=5.0),
+        OmniReduceCompressor(),
+        PAPER,
+    ],
+    ids=lambda c: c.kind,
+)
+@pytest.mark.parametrize(("nodes", "g"), [(1, 3), (3, 2)])
+def test_formats_inside_a_node(nodes, g, local):
+    topology = Hierarchical(ranks_per_node=g, intra=Butterfly(), local=local)
+    x = sample(nodes * g, 3000)
+    results = all_reduce(x, "sum", topology=topology)
+    assert same(results, measure_error(x, Uncompressed(), topology).result)
+    assert 1e-7 < vnmse(results[0], x.double().sum(0)) < 0.02, "not what was asked for"
+    x[g - 1, 7] = torch.nan
+    results = all_reduce(x, "sum", topology=topology)
+    assert same(results, results[0])
+    assert results[0][7].isnan()
+
+
+def test_calls_that_travel_uncompressed_do_so_inside_nodes():
+    """Also if it is only there that anything is compressed."""
+    topology = Hierarchical(ranks_per_node=2, local=PAPER)
+
+    def run(pipeline):
+        small, large = (torch.full((numel,), 1 / 3) for numel in (999, 1000))
+        double = torch.full((5000,), 1 / 3, dtype=torch.float64)
+        for tensor in (small, large, double):
+            pipeline.all_reduce(tensor, "sum")
+        assert same_bits(small, torch.full((999,), 1 / 3) * 4)
+        assert not (large == small[0]).all()
+        assert same_bits(double, torch.full((5000,), 1 / 3, dtype=torch.float64) * 4)
+        return pipeline.metrics()
+
+    for metrics in run_world(run, 4, topology=topology, min_numel=1000):
+        assert metrics.skips == {"small": 1, "float64": 1}
+        assert metrics.compressed_calls == 1
+
+
+@pytest.mark.parametrize(
+    ("intra", "inter"),
+    [
+        *((Ring(), Butterfly()), (Butterfly(), Ring()), (Direct(), Direct())),
+        *(soak(*both) for both in product((Ring(), Butterfly(), Direct()), repeat=2)),
+    ],
+    ids=lambda t: t.kind,
+)
+def test_where_sends_block_until_they_are_received(intra, inter):
+    """As NCCL's may: whatever the schedules and the options, one call after another or not."""
+    topology = Hierarchical(ranks_per_node=3, intra=intra, inter=inter)
+    x = sample(9, 3000)
+    bounds = uneven_bounds(3000, 9)
+
+    def run(pipeline):
+        tensors = [x[rank_of(pipeline)].clone() for _ in range(3)]
+        pipeline.all_reduce(tensors[0], "sum")
+        out = torch.empty(bounds[rank_of(pipeline) + 1] - bounds[rank_of(pipeline)])
+        handles = [pipeline.all_reduce(tensor, "sum", async_op=True) for tensor in tensors[1:]]
+        handles.append(
+            pipeline.reduce_scatter(out, x[rank_of(pipeline)], "sum", bounds=bounds, async_op=True)
+        )
+        for handle in handles:
+            handle.wait()
+        return [*tensors, out]
+
+    options = {"segments": 3, "verify_every": 2, "on_nonfinite": "raise", "rendezvous": True}
+    results = run_world(run, 9, compressor=PAPER, topology=topology, **options)
+    *reduced, slices = zip(*results, strict=True)
+    for outs in reduced:
+        assert same(outs, outs[0])
+        assert vnmse(outs[0], x.double().sum(0)) < 0.05
+    assert vnmse(torch.cat(slices), x.double().sum(0)) < 0.05
+    assert same_bits(reduced[0][0], simulate(x, PAPER, topology, Call()).result)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize(("nodes", "g"), [(1, 3), (2, 2)])
 def test_dtypes_and_ranges(nodes, g, dtype):
@@ -88,6 +224,25 @@ def test_dtypes_and_ranges(nodes, g, dtype):
     expected = x[0] if dtype is not torch.float64 else x[0] * nodes * g
     op = "sum" if dtype is torch.float64 else "mean"
     assert same(all_reduce(x, op, topology=Hierarchical(ranks_per_node=g)), expected)
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str
+)
+@pytest.mark.parametrize("compressor", [Uncompressed(), PAPER], ids=lambda c: c.kind)
+def test_narrow_and_wide_tensors(compressor, dtype):
+    """What is reduced are the values of the entries; the result is rounded to the dtype once."""
+    x = (100 * sample(6, 3001)).to(dtype)
+    topology = Hierarchical(ranks_per_node=2)
+    options = {"compressor": compressor, "topology": topology, "compress_float64": True}
+    results = all_reduce(x, "mean", **options)
+    if dtype is torch.float64:
+        assert same(results, results[0])
+        assert results[0].dtype is dtype
+        assert vnmse(results[0], x.mean(0)) < 0.05
+    else:
+        wide = simulate(x.float(), compressor, topology, Call(0, 0, 6)).result
+        assert same(results, wide.to(dtype))
 
 
 def test_sixteen_bit_tensors_lose_nothing_between_the_levels():
@@ -144,20 +299,154 @@ def test_non_finite_entries_reach_all_ranks_and_raise_on_all(nodes, g, bad):
     assert {type(error) for error in errors} == {NonFiniteError}
 
 
-@pytest.mark.parametrize(("nodes", "g"), [(1, 3), (3, 1), (2, 3)])
-def test_reduce_scatter(nodes, g):
-    n = nodes * g
-    x = integers(n, 4 * n)
-    bounds = (0, *(4 * r + r % 3 for r in range(1, n)), 4 * n)
+def scattered(x, bounds, op="sum", **options):
+    """Return every rank's slice of the reduced rows of x[n, d]."""
 
     def run(pipeline):
         r = rank_of(pipeline)
-        out = torch.empty(bounds[r + 1] - bounds[r])
-        pipeline.reduce_scatter(out, x[r], "sum", bounds=bounds)
+        out = torch.empty(bounds[r + 1] - bounds[r], dtype=x.dtype)
+        before = x[r].clone()
+        pipeline.reduce_scatter(out, x[r], op, bounds=bounds, key="x")
+        assert same_bits(x[r], before), "the input was written"
         return out
 
-    slices = run_world(run, n, topology=Hierarchical(ranks_per_node=g, intra=Direct()))
-    assert torch.equal(torch.cat(slices), x.sum(0))
+    return run_world(run, len(x), **options)
+
+
+def cuts(n):
+    """Return ways to cut entries into slices: with empty ones, with fewer entries than ranks."""
+    return [
+        tuple(range(0, 40 * n + 1, 40)),
+        uneven_bounds(41 * n, n),
+        (*[0] * n, 300),
+        (0, *[300] * n),
+        (*range(n), n - 1),
+        (0,) * (n + 1),
+    ]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize(("nodes", "g"), [(1, 3), (3, 1), (2, 3), (3, 2)])
+def test_reduce_scatter_gives_each_rank_its_slice(nodes, g, dtype):
+    topology = Hierarchical(ranks_per_node=g, intra=Direct())
+    for bounds in cuts(nodes * g):
+        x = (integers(nodes * g, bounds[-1]) % 16).to(dtype)
+        slices = scattered(x, bounds, topology=topology)
+        assert same_bits(torch.cat(slices), x.sum(0))
+
+
+@pytest.mark.parametrize(
+    "compressor",
+    [PAPER, THCCompressor.table(), OmniReduceCompressor(), MXCompressor(), ErrorFeedback(PAPER)],
+    ids=lambda c: c.kind,
+)
+@pytest.mark.parametrize(("nodes", "g"), [(3, 2), (2, 3)])
+def test_reduce_scatter_of_compressed_slices(nodes, g, compressor):
+    """As simulated, of a sum and of a mean, and as good as an all-reduce."""
+    topology, n = Hierarchical(ranks_per_node=g, inter=Butterfly()), nodes * g
+    for bounds, (op, divisor) in zip(cuts(n), [("sum", 1), ("mean", n)] * 3, strict=True):
+        x = sample(n, bounds[-1])
+        slices = scattered(x, bounds, op, compressor=compressor, topology=topology)
+        call = Call(0, 0, divisor)
+        simulated = contract.reduce_scatter(compressor, topology, x, bounds, call=call).outs
+        assert all(map(same_bits, slices, simulated))
+        if bounds[-1] > 100:
+            assert vnmse(torch.cat(slices), x.double().sum(0) / divisor) < 0.1
+
+
+def test_the_mean_of_a_reduce_scatter():
+    x = integers(6, 60)
+    slices = scattered(x, uneven_bounds(60, 6), "mean", topology=Hierarchical(ranks_per_node=2))
+    assert ((torch.cat(slices) - x.mean(0)).abs() <= 1e-6 * x.mean(0).abs()).all()
+
+
+def test_non_finite_entries_of_one_slice_raise_on_all_ranks():
+    x, bounds = sample(6, 6000), tuple(range(0, 6001, 1000))
+    x[1, 4500] = torch.nan
+    options = {"compressor": PAPER, "topology": Hierarchical(ranks_per_node=3)}
+    slices = scattered(x, bounds, **options)
+    assert [bool(part.isfinite().all()) for part in slices] == [r != 4 for r in range(6)]
+    errors = scattered(x, bounds, on_nonfinite="raise", catch=True, **options)
+    assert {type(error) for error in errors} == {NonFiniteError}
+
+
+# How much is sent, and where.
+
+
+def payloads(steps, size):
+    """Return the bytes of the payloads that steps send, ``size`` giving those of a message."""
+    return sum(size(m) for step in steps for m in step.sends)
+
+
+def said(collective, x):
+    """Return the bytes that one rank sends inside its node and between nodes.
+
+    Derived from the schedule's steps and from encodings of one slice's entries, as a reader of
+    docs/design/hierarchy.md would: no size comes from the collective that is tested.
+    """
+    schedule, rank, compressor = collective.schedule, collective.rank, collective.compressor
+    places, nodes = schedule.intra.world_size, schedule.inter.world_size
+    steps, place = schedule.steps(rank), rank % places
+    bounds, gather = collective.bounds, collective.call.gather
+    if bounds is None:
+        unit = compressor.unit(-(-x.shape[1] // places), nodes)
+        offsets = Layout(x.shape[1], places, unit).slice_offsets().tolist()
+        sizes, own = [b - a for a, b in pairwise(offsets)], None
+    else:
+        own = [[bounds[r + 1] - bounds[r] for r in schedule.column(p)] for p in range(places)]
+        sizes = [sum(column) for column in own]
+        own = tuple(sum(own[place][:node]) for node in range(nodes + 1))
+    near = [step for step in steps if step.link == "node" and (step.reduce or gather)]
+    far = [step for step in steps if step.link == "network"]
+    inside = 16 * len({step.to for step in near})
+    inside += payloads([s for s in near if s.reduce], lambda m: 4 * sizes[m.chunk])
+    inside += payloads([s for s in near if not s.reduce], lambda m: x.itemsize * sizes[m.chunk])
+    outside = 16 * len({s.to for s in far} | {s.source for s in far})
+    if nodes == 1 or not sizes[place]:
+        return inside, outside
+    layout = Layout(sizes[place], nodes, compressor.unit(sizes[place], nodes), own)
+    # Sizes do not depend on the data, so any entries will do.
+    statistics = compressor.statistics(x[0, : sizes[place]].float(), layout, Call(), State())
+    if statistics is not None:
+        small = StatisticsEncoding(statistics, nodes, Call())
+        every = range(small.positions)
+        outside += payloads(far, lambda m: small.payload_bytes(m, every))
+        statistics = statistics.values
+    encoding = compressor.encode(statistics, layout, schedule.inter, collective.call, State())
+    every = range(encoding.positions)
+    far = [step for step in far if step.reduce or gather]
+    outside += payloads(far, lambda m: encoding.payload_bytes(m, every))
+    return inside, outside
+
+
+@pytest.mark.parametrize(
+    "compressor",
+    [
+        Uncompressed("bf16"),
+        PAPER,
+        THCCompressor.table(),
+        soak(DynamiQCompressor(4)),
+        soak(MXCompressor()),
+    ],
+    ids=["bf16", "paper", "thc", "default", "mx"],
+)
+@pytest.mark.parametrize(("nodes", "g"), [(1, 3), (3, 1), (3, 2), (2, 3), soak(4, 3)])
+def test_bytes_are_those_of_schedule_and_encoding(nodes, g, compressor):
+    n = nodes * g
+    topology = Hierarchical(ranks_per_node=g, intra=Direct(), inter=Butterfly())
+    for numel, gather in product((0, 5, 10_007), (True, False)):
+        x = sample(n, numel).bfloat16()
+        bounds = None if gather else uneven_bounds(numel, n)
+        call, schedule = Call(gather=gather), topology.schedule(n)
+        flat = [Collective(compressor, schedule, r, numel, call, bounds=bounds) for r in range(n)]
+        outs = [
+            torch.empty(numel if gather else bounds[r + 1] - bounds[r]).bfloat16() for r in range(n)
+        ]
+        meters = [Meter() for _ in range(n)]
+        lockstep([on_levels(c).run(x[c.rank], outs[c.rank]) for c in flat], meters)
+        for collective, meter in zip(flat, meters, strict=True):
+            found = meter.node_bytes_sent, meter.bytes_sent - meter.node_bytes_sent
+            assert found == said(collective, x)
 
 
 @pytest.mark.parametrize(("nodes", "g"), [(2, 3), (3, 2), (1, 4)])
@@ -207,88 +496,102 @@ def test_asynchronous_calls_and_verification():
     for tensors, metrics in results:
         assert all(map(same_bits, tensors, results[0][0]))
         assert metrics.verified_calls == 2
+        assert metrics.calls == metrics.compressed_calls == 4
         verified = [vnmse(t, x.double().mean(0)) for t in (tensors[1], tensors[3])]
         assert metrics.vnmse == pytest.approx(sum(verified) / 2, rel=1e-6)
         assert metrics.predicted_vnmse is None
 
 
-# What goes wrong.
-
-
-@pytest.mark.parametrize("odd", [{0}, {3}, {0, 1}, {0, 2, 4}], ids=str)
-def test_ranks_in_different_calls_find_out(odd):
-    """Ranks next to one that differs say why, others lose a peer; nothing was written."""
-    topology = Hierarchical(ranks_per_node=2)
+def verified(compressor, **options):
+    x = sample(4, 4096)
+    bounds = uneven_bounds(4096, 4)
 
     def run(pipeline):
-        mine = torch.ones(8 if rank_of(pipeline) in odd else 9)
-        with pytest.raises(DynamiqError) as error:
-            pipeline.all_reduce(mine, "sum")
-        assert (mine == 1).all()
-        return type(error.value), str(error.value)
+        r = rank_of(pipeline)
+        mine, out = x[r].clone(), torch.empty(bounds[r + 1] - bounds[r])
+        pipeline.all_reduce(mine, "sum", key="x")
+        whole = pipeline.metrics()
+        pipeline.reduce_scatter(out, x[r], "sum", bounds=bounds, key="y")
+        return mine, out, whole, pipeline.metrics()
 
-    errors = run_world(run, 6, topology=topology)
-    for rank, (kind, words) in enumerate(errors):
-        assert issubclass(kind, (AgreementError, TransportError))
-        peers = topology.schedule(6).peers(rank)
-        if any((rank in odd) != (peer in odd) for peer in peers):
-            assert kind is AgreementError
-            assert f"rank {rank} is in #0" in words
-
-
-def test_a_world_that_is_no_multiple_is_refused_on_every_rank():
-    def run(pipeline):
-        with pytest.raises(ConfigurationError, match="5 ranks cannot be split into nodes of 2"):
-            pipeline.connect()
-
-    run_world(run, 5, topology=Hierarchical(ranks_per_node=2))
+    return x.double().sum(0), run_world(run, 4, compressor=compressor, verify_every=1, **options)
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"ranks_per_node": 0}, "ranks_per_node=0"),
-        ({"ranks_per_node": 2, "inter": Hierarchical(ranks_per_node=2)}, "one level"),
-        ({"ranks_per_node": 2, "local": ErrorFeedback(PAPER)}, "carries state"),
-    ],
+    "compressor", [DynamiQCompressor(4), ErrorFeedback(PAPER)], ids=lambda c: c.kind
 )
-def test_what_cannot_work_is_refused(options, words):
-    with pytest.raises(ConfigurationError, match=words):
-        Hierarchical(**options)
+def test_the_error_that_is_verified_is_the_calls(compressor):
+    exact, results = verified(compressor, topology=Hierarchical(ranks_per_node=2))
+    bounds = uneven_bounds(4096, 4)
+    for rank, (mine, out, whole, both) in enumerate(results):
+        part = exact[bounds[rank] : bounds[rank + 1]]
+        assert whole.vnmse == pytest.approx(vnmse(mine, exact), rel=1e-6)
+        error = (mine - exact).square().sum() + (out - part).square().sum()
+        norm = exact.square().sum() + part.square().sum()
+        assert both.vnmse == pytest.approx((error / norm).item(), rel=1e-6)
+        assert both.verified_calls == 2
+        assert both.predicted_vnmse is None
+        assert both.verification_bytes_sent > 2 * 8 * 2048
 
 
-@pytest.mark.parametrize("gone", [1, 2])
-def test_a_peer_that_closes(gone):
+def test_one_rank_per_node_predicts_what_one_level_does():
+    _, flat = verified(DynamiQCompressor(4), topology=Ring())
+    _, nodes = verified(DynamiQCompressor(4), topology=Hierarchical(ranks_per_node=1))
+    for (*_, one), (*_, two) in zip(flat, nodes, strict=True):
+        assert two.predicted_vnmse == one.predicted_vnmse > 0
+        assert two.vnmse == one.vnmse
+
+
+def test_segments_go_with_the_entries_of_a_column(monkeypatch):
+    """On all ranks alike, however the entries are cut into slices."""
+    monkeypatch.setattr("dynamiq.core.segments._ENTRIES", 3)
+    x, bounds = integers(4, 54), (0, 1, 1, 51, 54)
+
     def run(pipeline):
-        pipeline.all_reduce(torch.ones(100))
-        if rank_of(pipeline) == gone:
-            pipeline.close()
-            return PeerLostError
-        with pytest.raises(DynamiqError) as error:
-            pipeline.all_reduce(torch.ones(100))
-        return type(error.value)
+        r, posts, post = rank_of(pipeline), Counter(), pipeline.transport.post
 
-    assert set(run_world(run, 4, topology=Hierarchical(ranks_per_node=2))) == {PeerLostError}
+        def counted(send, to, *rest):
+            posts["node" if to // 2 == r // 2 else "network"] += 1
+            return post(send, to, *rest)
 
+        pipeline.transport.post = counted
+        mine, out = x[r].clone(), torch.empty(bounds[r + 1] - bounds[r])
+        pipeline.all_reduce(mine, "sum")
+        once = posts["network"]
+        pipeline.reduce_scatter(out, x[r], "sum", bounds=bounds)
+        assert same_bits(mine, x.sum(0))
+        assert same_bits(out, x.sum(0)[bounds[r] : bounds[r + 1]])
+        return once, posts["network"] - once
 
-def lose_a_peer(rank):
-    pipeline = Pipeline(
-        PAPER, Hierarchical(ranks_per_node=2), GlooTransport(timeout_s=30), min_numel=0
-    )
-    pipeline.all_reduce(torch.ones(1000))
-    if rank == 3:
-        os.kill(os.getpid(), signal.SIGKILL)
-    try:
-        pipeline.all_reduce(torch.ones(1000))
-    except DynamiqError as error:
-        return type(error)
-    return None
+    topology = Hierarchical(ranks_per_node=2)
+    # A column's 27 entries are nine times what needs one segment: a header, three there and back.
+    assert run_world(run, 4, topology=topology) == [(1 + 3 * 2, 1 + 3)] * 4
+    sizes = [topology.schedule(4).compressed_numel(numel) for numel in (0, 1, 54, 55)]
+    assert sizes == [0, 1, 27, 28]
 
 
 @pytest.mark.soak
-def test_a_killed_peer():
-    results = run_ranks(lose_a_peer, 4, lost={3})
-    assert {kind for kind in results if kind is not None} == {PeerLostError}
+def test_two_hundred_calls_need_the_memory_of_the_first():
+    """Once every size has been met there are no new buffers."""
+    x = sample(4, 8000)
+
+    def run(pipeline):
+        made = []
+        for number in range(200):
+            mine = x[rank_of(pipeline)].clone()
+            handle = pipeline.all_reduce(mine, key="x", async_op=number % 2 == 0)
+            if handle is not None:
+                handle.wait()
+            if number in (99, 199):
+                made.append(pipeline._session._buffers.made)
+        return made
+
+    options = {
+        "compressor": ErrorFeedback(MXCompressor()),
+        "topology": Hierarchical(ranks_per_node=2),
+    }
+    for half, whole in run_world(run, 4, **options):
+        assert 0 < half <= whole <= half + 4
 
 
 # What it is as data.
@@ -309,3 +612,54 @@ def test_steps_are_those_of_both_levels():
 def test_it_is_read_back_from_its_fields():
     topology = Hierarchical(ranks_per_node=4, inter=Butterfly(), local=Uncompressed("bf16"))
     assert topology_registry.read(topology.to_dict()) == topology
+
+
+@every_world
+def test_peers_and_values(nodes, g):
+    topology = Hierarchical(ranks_per_node=g, intra=Direct(), inter=Butterfly())
+    laws.peers_are_mutual(topology, nodes * g)
+    laws.schedules_are_values(topology, nodes * g)
+    schedule = topology.schedule(nodes * g)
+    assert schedule.compressed_ranks == nodes
+    for rank in range(nodes * g):
+        halves = [step.reduce for step in schedule.steps(rank)]
+        assert halves == sorted(halves, reverse=True), "the reduce-scatter comes first"
+
+
+@pytest.mark.parametrize(("nodes", "g"), [(1, 4), (3, 1), (2, 3), (4, 3)])
+def test_a_call_does_what_its_steps_say(nodes, g):
+    """To whom it posts, in what order, and over which links, once headers were exchanged."""
+    n = nodes * g
+    schedule = Hierarchical(ranks_per_node=g, intra=Butterfly(), inter=Direct()).schedule(n)
+    posted = [[] for _ in range(n)]
+
+    def watched(rank, algorithm):
+        answer = None
+        try:
+            while True:
+                request = algorithm.send(answer)
+                if isinstance(request, Post) and "header" not in request.label:
+                    posted[rank].append((request.to, request.source, request.link))
+                answer = yield request
+        except StopIteration as end:
+            return end.value
+
+    x, out = integers(n, 1000), torch.empty(n, 1000)
+    parts = [on_levels(Collective(Uncompressed(), schedule, r, 1000, Call())) for r in range(n)]
+    lockstep([watched(c.rank, c.run(x[c.rank], out[c.rank])) for c in parts])
+    assert same(list(out), x.sum(0))
+    for rank in range(n):
+        steps = [(step.to, step.source, step.link) for step in schedule.steps(rank)]
+        assert posted[rank] == steps
+
+
+@pytest.mark.timeout(5)
+def test_thousands_of_ranks_are_planned_one_rank_at_a_time():
+    steps = Hierarchical(ranks_per_node=8).steps(8192, 4097)
+    assert len(steps) == 2 * 7 + 2 * 1023
+
+
+@pytest.mark.parametrize("world_size", [0, -1])
+def test_a_schedule_needs_a_rank(world_size):
+    with pytest.raises(ConfigurationError, match=f"at least one rank, got {world_size}"):
+        Hierarchical(ranks_per_node=1).schedule(world_size)

@@ -12,7 +12,7 @@ from dynamiq import (
     Uncompressed,
     measure_error,
 )
-from dynamiq.pipeline.segments import segments_of
+from dynamiq.core.segments import segment_count
 from tests.contracts import compressor as contract
 from tests.contracts.compressor import same_bits, sample, uneven_bounds
 from tests.integrations.worlds import integers, lockstep, rank_of, run_world, same
@@ -338,7 +338,7 @@ def test_statistics_travel_in_one_segment(topology):
 
 
 def test_large_tensors_have_several_segments(monkeypatch):
-    monkeypatch.setattr("dynamiq.core.layout._ENTRIES_OF_A_SEGMENT", 3)
+    monkeypatch.setattr("dynamiq.core.segments._ENTRIES", 3)
     x = torch.randn(3, 27, generator=torch.Generator().manual_seed(0))
 
     def run(pipeline):
@@ -356,12 +356,12 @@ def test_large_tensors_have_several_segments(monkeypatch):
 
 
 def test_segments_go_with_the_root_of_the_entries():
-    def segments(entries):
-        return segments_of(torch.empty(1).expand(entries))
+    def segments(entries, *, on_cpu=True):
+        return segment_count(Ring().schedule(8), entries, on_cpu=on_cpu)
 
     known = {1: 1, 1 << 19: 1, 1 << 21: 2, 1 << 24: 6, 1 << 26: 8, 1 << 31: 8}
     assert {entries: segments(entries) for entries in known} == known
-    assert segments_of(torch.empty(1 << 24, device="meta")) == 1
+    assert segments(1 << 24, on_cpu=False) == 1
 
 
 @every_topology

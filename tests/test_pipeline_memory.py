@@ -13,7 +13,15 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from dynamiq import Butterfly, Direct, DynamiQCompressor, GlooTransport, Layout, Ring
+from dynamiq import (
+    Butterfly,
+    Direct,
+    DynamiQCompressor,
+    GlooTransport,
+    Hierarchical,
+    Layout,
+    Ring,
+)
 from dynamiq.compressors.dynamiq.encoding import DynamiQEncoding
 from dynamiq.core.compressor import State
 from dynamiq.core.message import Call, Message
@@ -142,6 +150,51 @@ def test_an_all_reduce_needs_the_payloads_and_one_working_buffer(topology, n, se
         assert measured[-1] == measured[-2], "memory grows from call to call"
 
 
+@pytest.mark.parametrize(("n", "g"), [(4, 2), pytest.param(4, 4, marks=pytest.mark.soak)])
+def test_two_levels_need_two_working_buffers(n, g):
+    """Float32 of all entries inside the node, and of what a column has: sums, and a copy of them.
+
+    What lies in buffers, a slice for each of four messages, is kept from call to call.
+    """
+    numel, steps = 100_000, GlooTransport.channels + 3
+    topology = Hierarchical(ranks_per_node=g)
+    padded = Layout(numel, g, 256).padded_numel
+    arguments = topology, numel, torch.float32, 1, steps
+    for measured, _ in run_ranks(all_reduces, n, *arguments):
+        for live, peak in measured[-2:]:
+            assert peak - live <= WORKING_BYTES * (padded + padded // g) + 16
+        assert measured[-1] == measured[-2], "memory grows from call to call"
+
+
+def let_go(rank, topology):
+    """Return whether a tensor's memory is free once its call has ended and nobody refers to it."""
+    with build(GlooTransport(), topology=topology) as pipeline:
+        x = torch.ones(50_000)
+        freed = threading.Event()
+        weakref.finalize(x.untyped_storage(), freed.set)
+        pipeline.all_reduce(x)
+        assert not freed.is_set()
+        del x
+        gc.collect()
+        return freed.is_set()
+
+
+@pytest.mark.parametrize(
+    "topology",
+    [
+        Hierarchical(ranks_per_node=2),
+        *(
+            pytest.param(t, marks=pytest.mark.soak)
+            for t in (Ring(), Hierarchical(ranks_per_node=4))
+        ),
+    ],
+    ids=str,
+)
+def test_nothing_holds_on_to_a_tensor_after_its_call(topology):
+    """Transports keep their last exchange: it must not be the user's memory."""
+    assert run_ranks(let_go, 4, topology) == [True] * 4
+
+
 def resident_bytes() -> int:
     return int(MEMORY.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
@@ -163,8 +216,10 @@ def many_all_reduces(rank, topology, steps):
 @pytest.mark.soak
 @pytest.mark.skipif(not MEMORY.exists(), reason="needs /proc/self/statm for resident memory")
 @pytest.mark.parametrize(
-    "topology", [Ring(), Butterfly(), Direct()], ids=lambda topology: topology.kind
+    ("topology", "n"),
+    [(Ring(), 2), (Butterfly(), 2), (Direct(), 2), (Hierarchical(ranks_per_node=2), 4)],
+    ids=lambda value: getattr(value, "kind", ""),
 )
-def test_a_thousand_steps_grow_nothing(topology):
-    for resident in run_ranks(many_all_reduces, 2, topology, 1000, timeout_s=600):
+def test_a_thousand_steps_grow_nothing(topology, n):
+    for resident in run_ranks(many_all_reduces, n, topology, 1000, timeout_s=600):
         assert resident[-1] - resident[2] < MEGABYTE, resident

@@ -7,12 +7,14 @@ import typer
 
 from dynamiq.cli.kernels import kernels
 from dynamiq.cli.plan import plan
+from dynamiq.cli.probe import probe
 from dynamiq.cli.roofline import roofline
 from dynamiq.cli.simulate import simulate
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="markdown")
 app.command()(kernels)
 app.command()(plan)
+app.command()(probe)
 app.command()(roofline)
 app.command()(simulate)
 

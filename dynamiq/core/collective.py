@@ -20,8 +20,9 @@ from dynamiq.core.agreement import Header
 from dynamiq.core.buffers import Buffers
 from dynamiq.core.compressor import Compressor, Encoding, State
 from dynamiq.core.errors import InputError
-from dynamiq.core.layout import Layout, segments
+from dynamiq.core.layout import Layout
 from dynamiq.core.message import Call, Message
+from dynamiq.core.segments import segments
 from dynamiq.core.statistics import StatisticsEncoding
 from dynamiq.core.topology import Schedule, Step
 

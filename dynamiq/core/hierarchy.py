@@ -7,7 +7,7 @@ columns cross the network, each with its own slice.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -16,10 +16,10 @@ from torch import Tensor
 
 from dynamiq.core import agreement, randomness
 from dynamiq.core.agreement import Header
+from dynamiq.core.buffers import Buffers
 from dynamiq.core.collective import Algorithm, Collective, Post, Wait, compare, post_header
 from dynamiq.core.compressor import Compressor, State
 from dynamiq.core.layout import Layout
-from dynamiq.core.message import Message
 from dynamiq.core.randomness import Stream
 from dynamiq.core.topology import Schedule
 
@@ -45,6 +45,10 @@ class HierarchicalSchedule(Schedule):
         """How many ranks a column has."""
         return self.inter.world_size
 
+    def compressed_numel(self, numel: int) -> int:
+        """Return the entries of a column."""
+        return -(-numel // self.intra.world_size)
+
     def node(self, rank: int) -> range:
         """Return the ranks of a rank's node."""
         places = self.intra.world_size
@@ -66,14 +70,9 @@ class HierarchicalCollective(Collective):
     anything else is sent. Between the levels entries are float32 (float64 for float64), so that
     16-bit tensors lose nothing there. Column 0 has the seed of the call, every other column and
     every node one of its own, so with one rank per node this is the flat collective, bit for bit.
-    The observer is told nothing: what an encoding predicts is the error of one column.
-
-    Attributes:
-        plain: Whether entries travel in the call's compressor inside the node, too, because that
-            is chosen to fit the tensor's dtype.
+    With more the observer is told nothing: what an encoding predicts is the error of one column.
     """
 
-    plain: bool = False
     schedule: HierarchicalSchedule
 
     @property
@@ -111,9 +110,7 @@ class HierarchicalCollective(Collective):
         if self._nodes > 1:
             state = yield from within(self._column.run(entries, result), column, "network")
         if self._places > 1 and self.call.gather:
-            start, stop = self._slices[self._place : self._place + 2]
-            out[start:stop].copy_(result)
-            yield from within(all_gather(self._node, out), members, "node")
+            yield from within(all_gather(self._node, result, out), members, "node")
         return state
 
     @property
@@ -151,7 +148,7 @@ class HierarchicalCollective(Collective):
             gather=False,
         )
         return Collective(
-            self.compressor if self.plain else self.schedule.local,
+            self.schedule.local,
             self.schedule.intra,
             self._place,
             self.numel,
@@ -185,6 +182,7 @@ class HierarchicalCollective(Collective):
             bounds=bounds,
             segments=self.segments,
             state=self.state,
+            observer=self.observer if self._places == 1 else None,
             buffers=self.buffers,
             compared=True,
         )
@@ -217,20 +215,21 @@ class HierarchicalCollective(Collective):
         return self.buffers.take(count * dtype.itemsize, device).view(dtype)
 
 
-def collective_on(schedule: Schedule, *arguments: Any, plain: bool, **options: Any) -> Collective:
-    """Return the collective that a schedule calls for.
+def on_levels(collective: Collective, *, plain: bool = False) -> Collective:
+    """Return a collective as its schedule wants it: on two levels if that has two.
 
     Args:
-        schedule: Of one level or of two.
-        arguments: Rank, entries and call, as in :class:`dynamiq.core.collective.Collective`.
-        plain: As in :class:`HierarchicalCollective`; of no matter on one level.
-        options: The other fields, the compressor among them.
+        collective: As it would be on one level.
+        plain: Whether its compressor is to be the wire format inside nodes, too: the floats that
+            fit the tensor's dtype, not what the pipeline was built with.
     """
-    rank, numel, call = arguments
-    values = {"schedule": schedule, "rank": rank, "numel": numel, "call": call, **options}
-    if isinstance(schedule, HierarchicalSchedule):
-        return HierarchicalCollective(**values, plain=plain)
-    return Collective(**values)
+    schedule = collective.schedule
+    if not isinstance(schedule, HierarchicalSchedule):
+        return collective
+    values = {f.name: getattr(collective, f.name) for f in fields(collective)}
+    if plain:
+        values["schedule"] = replace(schedule, local=collective.compressor)
+    return HierarchicalCollective(**values)
 
 
 def within(algorithm: Algorithm[T], ranks: Sequence[int], link: str) -> Algorithm[T]:
@@ -247,29 +246,48 @@ def within(algorithm: Algorithm[T], ranks: Sequence[int], link: str) -> Algorith
         value = yield request
 
 
-def all_gather(collective: Collective, out: Tensor) -> Algorithm[None]:
-    """Complete out[d], of which this rank has its slice, with the bytes of the other ranks'.
+def all_gather(collective: Collective, own: Tensor, out: Tensor) -> Algorithm[None]:
+    """Complete out[d] with the ranks' slices, this one's being own[k], byte for byte.
 
     The slices are those of the collective's bounds, the steps those of its schedule's all-gather.
+    Nothing is sent from out, or received there: transports may hold such memory beyond the call.
     """
     memory, size = out.view(torch.uint8), out.element_size()
+    payloads: dict[int, Tensor] = {}
 
-    def place(message: Message) -> Tensor:
-        start, stop = collective.layout.slice_bounds(message.chunk)
-        return memory[start * size : stop * size]
+    def keep(chunk: int, payload: Tensor) -> None:
+        memory[place(chunk)].copy_(payload)
+        if chunk in last_sent:
+            payloads[chunk] = payload
+
+    def place(chunk: int) -> slice:
+        start, stop = collective.layout.slice_bounds(chunk)
+        return slice(start * size, stop * size)
 
     steps = [s for s in collective.schedule.steps(collective.rank) if not s.reduce]
+    last_sent = {m.chunk: number for number, step in enumerate(steps, 1) for m in step.sends}
+    keep(collective.rank, own.view(torch.uint8))
     for number, step in enumerate(steps, 1):
-        parts = [part for part in map(place, step.sends) if part.numel()]
-        payload = parts[0] if len(parts) == 1 else torch.cat(parts) if parts else None
-        places = [place(m) for m in step.receives]
-        sizes = [part.numel() for part in places]
+        label = f"{collective.name}, result, all-gather step {number} of {len(steps)}"
+        sizes = [memory[place(m.chunk)].numel() for m in step.receives]
         nbytes, into = sum(sizes), None
         if nbytes and out.is_cpu:
             into = collective.buffers.take(nbytes, out.device)
-        label = f"{collective.name}, result, all-gather step {number} of {len(steps)}"
+        payload = _joined([payloads[m.chunk] for m in step.sends], collective.buffers)
         ticket = yield Post(payload, step.to, step.source, nbytes, label, into)
         received = yield Wait(ticket)
-        if received is not None:
-            for part, data in zip(places, received.split(sizes), strict=True):
-                part.copy_(data)
+        for m in step.sends:
+            if last_sent[m.chunk] == number:
+                del payloads[m.chunk]
+        parts = (memory[:0] if received is None else received.to(out.device)).split(sizes)
+        for m, part in zip(step.receives, parts, strict=True):
+            keep(m.chunk, part)
+
+
+def _joined(parts: Sequence[Tensor], buffers: Buffers) -> Tensor | None:
+    """Return the parts as one payload, or None if there is nothing in them."""
+    full = [part for part in parts if part.numel()]
+    if len(full) <= 1:
+        return full[0] if full else None
+    memory = buffers.take(sum(part.numel() for part in full), full[0].device)
+    return torch.cat(full, out=memory)

@@ -10,7 +10,6 @@ unit), the true ones first. An entry's index in the padded bucket addresses its 
 neither an order chosen by the compressor nor segments change a bit of the result.
 """
 
-import math
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -19,9 +18,6 @@ import torch
 from torch import Tensor
 
 from dynamiq.core.errors import InputError
-
-_ENTRIES_OF_A_SEGMENT = 1 << 19
-_MOST_SEGMENTS = 8
 
 
 @dataclass(frozen=True)
@@ -128,26 +124,3 @@ class Layout:
             for c in range(self.world_size):
                 start, stop = self.slice_bounds(c)
                 out[start:stop].copy_(padded[c, : stop - start])
-
-
-def segments(positions: int, count: int) -> tuple[range, ...]:
-    """Split range(positions) into at most ``count`` contiguous, non-empty ranges."""
-    if not positions:
-        return ()
-    count = max(1, min(count, positions))
-    cuts = [positions * i // count for i in range(count + 1)]
-    return tuple(range(lo, hi) for lo, hi in pairwise(cuts))
-
-
-def segment_count(numel: int, *, on_cpu: bool) -> int:
-    """Return into how many segments a call is split if nobody says, 1 to 8.
-
-    The first segment is encoded, and the last one decoded, while the link idles: a time that falls
-    with the number of segments k like entries / k. Each segment's messages cost a constant time of
-    their own. So the best k goes with the root of the entries. On a CPU one segment is best for
-    half a million entries, four or five for sixteen million (docs/design/segments.md). On a GPU
-    encoding takes less than the messages of one segment.
-    """
-    if not on_cpu:
-        return 1
-    return min(max(round(math.sqrt(numel / _ENTRIES_OF_A_SEGMENT)), 1), _MOST_SEGMENTS)

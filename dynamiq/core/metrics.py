@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from dynamiq.core.agreement import HEADER_BYTES
+from dynamiq.core.collective import Collective
 from dynamiq.core.compressor import Compressor, State
 from dynamiq.core.drivers import Meter, lockstep
 from dynamiq.core.errors import InputError
-from dynamiq.core.hierarchy import collective_on
+from dynamiq.core.hierarchy import on_levels
 from dynamiq.core.message import Call
 from dynamiq.core.topology import Topology
 
@@ -100,9 +101,7 @@ def simulate(
     outs = [torch.empty(d, dtype=torch.float32) for _ in range(n)]
     before = states or [State()] * n
     collectives = [
-        collective_on(
-            schedule, rank, d, call, plain=False, compressor=compressor, state=before[rank]
-        )
+        on_levels(Collective(compressor, schedule, rank, d, call, state=before[rank]))
         for rank in range(n)
     ]
     algorithms = [c.run(gradients[r], outs[r]) for r, c in enumerate(collectives)]

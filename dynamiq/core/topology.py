@@ -62,6 +62,11 @@ class Topology(Description, ABC):
     * what rank a sends to rank b is what rank b expects from rank a, in the same order.
     """
 
+    @property
+    def compresses(self) -> bool:
+        """Whether it compresses anything by itself, whatever the pipeline's compressor is."""
+        return False
+
     @abstractmethod
     def hops(self, world_size: int) -> tuple[Hop, ...]:
         """Return the hops, ascending in ``summed``, the all-gather last; () for one rank."""
@@ -93,6 +98,13 @@ class Schedule:
     def compressed_ranks(self) -> int:
         """How many ranks' entries the pipeline's compressor sums."""
         return self.world_size
+
+    def compressed_numel(self, numel: int) -> int:
+        """Return how many of a tensor's entries one encoding of that compressor covers, rounded up.
+
+        A function of its arguments alone, so the same on all ranks.
+        """
+        return numel
 
     @cached_property
     def hops(self) -> tuple[Hop, ...]:

@@ -11,16 +11,16 @@ from dynamiq.core.buffers import Buffers
 from dynamiq.core.collective import Algorithm, Collective
 from dynamiq.core.compressor import Compressor, State
 from dynamiq.core.errors import InputError, NonFiniteError, TransportError
-from dynamiq.core.hierarchy import collective_on
+from dynamiq.core.hierarchy import on_levels
 from dynamiq.core.message import Call
 from dynamiq.core.registry import compressor_registry
+from dynamiq.core.segments import segment_count
 from dynamiq.core.topology import Schedule
 from dynamiq.core.transport import Transport
 from dynamiq.pipeline.executor import Executor
 from dynamiq.pipeline.handle import Handle
 from dynamiq.pipeline.ledger import Ledger
 from dynamiq.pipeline.request import Request
-from dynamiq.pipeline.segments import segments_of
 from dynamiq.pipeline.settings import Settings
 from dynamiq.pipeline.streams import Fence
 from dynamiq.pipeline.verification import Verification
@@ -49,7 +49,7 @@ class Session:
         self._calls = 0
         self._verifiable = 0
         self._states: dict[str, State] = {}
-        self._numels: dict[str, int] = {}
+        self._extents: dict[str, str] = {}
         self._buffers = Buffers()
 
     def connect(self) -> Schedule:
@@ -79,7 +79,7 @@ class Session:
 
         Raises:
             InputError: The compressor depends on state and the request has no key, or one under
-                which it keeps what belongs to a tensor of another size.
+                which it keeps what belongs to other entries.
         """
         schedule = self.connect()
         if background and request.tensor.is_inference():
@@ -97,7 +97,7 @@ class Session:
                 f"so that its state is not mixed with another tensor's"
             )
         if compressor.fixes_numel and request.key is not None:
-            self._check_numel(request.key, request.tensor.numel())
+            self._check_extent(request.key, request, schedule)
         collective = self._collective(request, compressor, schedule)
         verification = self._verification(request, schedule) if skip is None else None
         key = request.key if compressor.stateful else None
@@ -137,13 +137,18 @@ class Session:
         if self._schedule is not None:  # or else it may be another pipeline's
             self.transport.close()
 
-    def _check_numel(self, key: str, numel: int) -> None:
-        known = self._numels.setdefault(key, numel)
-        if numel != known:
+    def _check_extent(self, key: str, request: Request, schedule: Schedule) -> None:
+        extent = f"{request.tensor.numel()} entries"
+        if 1 < schedule.compressed_ranks < schedule.world_size and request.bounds is not None:
+            # What a rank keeps belongs to the entries of its column, which the slices decide.
+            extent += f" in slices {list(request.bounds)}"
+        known = self._extents.setdefault(key, extent)
+        if extent != known:
             raise InputError(
-                f"a tensor of {numel} entries came with the key {key!r}, under which "
-                f"{self.settings.compressor.kind} keeps what belongs to {known} entries; give "
-                f"tensors of different sizes different keys"
+                f"a tensor of {extent} came with the key {key!r}, under which "
+                f"{self.settings.compressor.kind} keeps what belongs to {known}; give "
+                f"tensors of different sizes different keys, and on two levels those that are "
+                f"sliced in different ways, too"
             )
 
     def _skip_reason(self, request: Request) -> str | None:
@@ -162,20 +167,22 @@ class Session:
         number, self._calls = self._calls, self._calls + 1
         divisor = schedule.world_size if request.op == "mean" else 1
         gather = request.output is None
-        segments = self.settings.segments or segments_of(request.tensor)
-        return collective_on(
+        tensor = request.tensor
+        count = segment_count(schedule, tensor.numel(), on_cpu=tensor.is_cpu)
+        segments = self.settings.segments or count
+        collective = Collective(
+            compressor,
             schedule,
             self.transport.rank,
-            request.tensor.numel(),
+            tensor.numel(),
             Call(self.settings.seed, number, divisor, gather),
-            plain=compressor is not self.settings.compressor,
-            compressor=compressor,
             name=f"call {number} ({request.name})",
             description=f"{request.description}, as {compressor.kind}, in {segments} segments",
             bounds=request.bounds,
             segments=segments,
             buffers=self._buffers,
         )
+        return on_levels(collective, plain=compressor is not self.settings.compressor)
 
     def _verification(self, request: Request, schedule: Schedule) -> Verification | None:
         every = self.settings.verify_every

@@ -33,8 +33,8 @@ class Settings(Value):
 
     @property
     def compresses(self) -> bool:
-        """Whether the compressor is anything but plain floats."""
-        return self.compressor.kind != "uncompressed"
+        """Whether anything travels in another format than plain floats."""
+        return self.compressor.kind != "uncompressed" or self.topology.compresses
 
     @classmethod
     def check(cls, transport: object, **arguments: Any) -> "Settings":

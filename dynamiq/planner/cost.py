@@ -6,8 +6,8 @@ from dynamiq.compressors import Uncompressed
 from dynamiq.compressors.uncompressed import Format
 from dynamiq.core.compressor import Compressor
 from dynamiq.core.description import Value
-from dynamiq.core.layout import segment_count
 from dynamiq.core.registry import AnyCompressor, AnyTopology
+from dynamiq.core.segments import segment_count
 from dynamiq.core.topology import Schedule
 from dynamiq.planner.buckets import ENTRY_BYTES, Bucket, fill, thinned
 from dynamiq.planner.clock import Job, run
@@ -155,7 +155,8 @@ class Model:
 
     def _segments(self, numel: int, configuration: Configuration) -> int:
         on_cpu = self.hardware.processor.device == "cpu"
-        return configuration.segments or segment_count(numel, on_cpu=on_cpu)
+        schedule = self._schedule(configuration)
+        return configuration.segments or segment_count(schedule, numel, on_cpu=on_cpu)
 
     def _schedule(self, configuration: Configuration) -> Schedule:
         topology = configuration.topology

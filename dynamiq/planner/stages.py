@@ -9,8 +9,9 @@ import torch
 from dynamiq.core.agreement import HEADER_BYTES
 from dynamiq.core.compressor import Compressor, Sizes, State, Statistics
 from dynamiq.core.hierarchy import HierarchicalSchedule
-from dynamiq.core.layout import Layout, segments
+from dynamiq.core.layout import Layout
 from dynamiq.core.message import Call, Message
+from dynamiq.core.segments import segments
 from dynamiq.core.statistics import StatisticsEncoding
 from dynamiq.core.topology import Schedule, Step
 

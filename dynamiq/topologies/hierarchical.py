@@ -47,6 +47,11 @@ class Hierarchical(Topology):
     inter: AnyTopology = Field(default_factory=Ring)
     local: AnyCompressor = Field(default_factory=_floats)
 
+    @property
+    def compresses(self) -> bool:
+        """Whether ``local`` is anything but plain floats."""
+        return self.local.kind != "uncompressed"
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         for name in ("intra", "inter"):

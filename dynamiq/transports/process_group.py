@@ -19,7 +19,7 @@ from dynamiq.core.transport import Transport
 from dynamiq.transports.exchange import Exchange
 from dynamiq.transports.lifecycle import Lifecycle
 
-_TIMED_OUT = re.compile(r"timed? ?out", re.IGNORECASE)
+TIMED_OUT = re.compile(r"timed? ?out", re.IGNORECASE)
 _LOST = re.compile(r"closed|closure|reset|refused|broken pipe|not connected|abort", re.IGNORECASE)
 # Gloo counts in milliseconds and overflows silently.
 _LONGEST_S = 1e6
@@ -262,7 +262,7 @@ class ProcessGroupTransport(Transport):
             self._lifecycle.wait_until_closed(1.0)
         if self._lifecycle.closed:
             return self._lifecycle.closed_error(exchange.label)
-        if _TIMED_OUT.search(reason) and _COLLATERAL not in reason:
+        if TIMED_OUT.search(reason) and _COLLATERAL not in reason:
             return exchange.timed_out(peer, self.timeout_s)
         if _LOST.search(reason):
             return exchange.lost(peer, reason)
@@ -272,7 +272,7 @@ class ProcessGroupTransport(Transport):
         if isinstance(error, DynamiqError):
             return error
         reason = _reason(error)
-        if not _TIMED_OUT.search(reason):
+        if not TIMED_OUT.search(reason):
             return TransportError(f"{self!r}.connect: {type(error).__name__}: {reason}")
         missing = _MISSING_RANK.search(reason)
         return self._nobody_came(f"rank {missing[1]}" if missing else "the other ranks", reason)

@@ -13,6 +13,7 @@ from rich.console import Console
 from dynamiq import DynamiQCompressor, DynamiqError, topology_registry
 from evaluation.bench import figure, report, runs, timeline, trace_figure, tracing, workloads
 from evaluation.bench.page import write_page
+from evaluation.bench.predict import predict, predict_page
 from evaluation.bench.records import (
     AllReduceTask,
     BenchRow,
@@ -42,7 +43,9 @@ FlowsOption = Annotated[
 ]
 BitsOption = Annotated[str, typer.Option(help="DynamiQ's bits per entry.")]
 TopologiesOption = Annotated[str, typer.Option(help="Of ours: ring, butterfly, direct.")]
-SegmentsOption = Annotated[str, typer.Option(help="Parts that ours split each chunk into.")]
+SegmentsOption = Annotated[
+    str, typer.Option(help="Parts that ours split each chunk into; auto: as the pipeline chooses.")
+]
 SeedOption = Annotated[int, typer.Option(help="Decides contents and rounding.")]
 OutputOption = Annotated[Path, typer.Option(help="Folder for rows, pictures and traces.")]
 
@@ -51,6 +54,9 @@ app = typer.Typer(
     no_args_is_help=True,
     help="Times all-reduces and training steps over slow links, ours beside torch's.",
 )
+
+app.command()(predict)
+app.command("predict-page")(predict_page)
 
 
 @app.command("all-reduce")
@@ -64,7 +70,7 @@ def all_reduce(  # noqa: PLR0913 - options
     existing: Annotated[str, typer.Option(help="Of torch: fp32, bf16, fp16.")] = "fp32,bf16",
     bits: BitsOption = "5",
     topologies: TopologiesOption = "ring",
-    segments: SegmentsOption = "1,4",
+    segments: SegmentsOption = "auto",
     rounds: Annotated[
         int | None, typer.Option(help="How often; by default what fits 20 seconds, 3 to 30.")
     ] = None,
@@ -115,7 +121,11 @@ def train(  # noqa: PLR0913 - options
     ] = "none,fp32,bf16,fp16,powersgd",
     bits: BitsOption = "5",
     topologies: TopologiesOption = "ring",
-    segments: SegmentsOption = "1",
+    segments: SegmentsOption = "auto",
+    bucket_mib: Annotated[
+        float | None,
+        typer.Option(help="Largest DDP bucket; by default DDP's own choice, 25 after one of 1."),
+    ] = None,
     rounds: Annotated[int, typer.Option(help="How often each method has its turn.")] = 2,
     steps: Annotated[int, typer.Option(help="Timed steps of each turn.")] = 4,
     seed: SeedOption = 0,
@@ -139,6 +149,7 @@ def train(  # noqa: PLR0913 - options
             rounds=rounds,
             seed=seed,
             workload=name,
+            bucket_mib=bucket_mib,
             steps=steps,
         )
         for name in names
@@ -176,13 +187,17 @@ def _methods(existing: str, bits: str, topologies: str, segments: str) -> tuple[
             )
             for topology in _values("--topologies", topologies, str)
             for b in _values("--bits", bits, float)
-            for s in _values("--segments", segments, int)
+            for s in _values("--segments", segments, _segments)
         ]
         return (*(Existing.model_validate({"name": name}) for name in names), *ours)
     except DynamiqError as error:
         refuse(first_line(error))
     except ValidationError as error:
         refuse(_named(error))
+
+
+def _segments(text: str) -> int | None:
+    return None if text == "auto" else int(text)
 
 
 def _named(error: ValidationError) -> str:

@@ -46,20 +46,20 @@ class Ours(Record):
 
     Attributes:
         name: what tables call the compressor.
-        segments: parts of each chunk that overlap.
+        segments: parts of each chunk that overlap; ``None`` leaves them to the pipeline.
     """
 
     kind: Literal["ours"] = "ours"
     name: str
     compressor: AnyCompressor
     topology: AnyTopology
-    segments: Annotated[int, Field(ge=1)] = 1
+    segments: Annotated[int, Field(ge=1)] | None = None
 
     @property
     def label(self) -> str:
         """What tables call it."""
-        parts = "" if self.segments == 1 else f", {self.segments} segments"
-        return f"{self.name}, {self.topology.kind}{parts}"
+        parts = "" if self.segments is None else f", {self.segments} segments"
+        return f"{self.name}, {self.topology.kind}{parts.removesuffix('s' * (self.segments == 1))}"
 
 
 Method = Annotated[Existing | Ours, Field(discriminator="kind")]
@@ -115,11 +115,14 @@ class TrainingTask(Task):
 
     Attributes:
         workload: name in ``evaluation.bench.workloads``.
+        bucket_mib: most that DDP puts into a bucket, in MiB; ``None`` for its own choice, 25 after
+            a first one of 1. PowerSGD has one bucket in any case.
         steps: timed in each round, after some that are not.
     """
 
     task: Literal["training"] = "training"
     workload: str
+    bucket_mib: Annotated[float, Field(gt=0)] | None = None
     steps: Annotated[int, Field(ge=1)]
 
 

@@ -61,6 +61,8 @@ def title(row: BenchRow) -> str:
         what = f"all-reduce of {size(task.tensor_bytes)} FP32"
     else:
         what = f"DDP step of {task.workload.replace('_', ' ')}"
+        if task.bucket_mib is not None:
+            what += f", buckets of {task.bucket_mib:g} MiB"
     traffic = f", {task.flows} competing flows per host" if task.flows else ""
     return f"{what}, {task.world_size} hosts, {task.rate_mbit:g} Mbit/s{traffic}"
 

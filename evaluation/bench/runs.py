@@ -41,7 +41,7 @@ def run(task: BenchTask, command: str) -> BenchRow:
     """Do one run."""
     with Hosts(task.world_size, rate_mbit=task.rate_mbit) as hosts:
         link_mbit = hosts.measure_mbit()
-        with _busy_cores() as machine_cores:
+        with busy_cores() as machine_cores:
             measured = _measure(task, hosts)
     return BenchRow(
         settings=task,
@@ -74,7 +74,7 @@ def _measure(task: BenchTask, hosts: Hosts) -> tuple[Measured, ...]:
 
 
 @contextmanager
-def _busy_cores() -> Iterator[list[float]]:
+def busy_cores() -> Iterator[list[float]]:
     """Fill the list, at the block's end, with the processors that were busy meanwhile."""
     result: list[float] = []
     busy, total = _processor_ticks()

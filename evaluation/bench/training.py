@@ -24,7 +24,7 @@ from evaluation.study.workloads import Workload
 # The first step of a model finds out how its buckets should be cut, and PowerSGD begins with the
 # third of its first turn.
 _UNTIMED_STEPS = 3
-_ONE_BUCKET_MB = 4096
+_ONE_BUCKET_MIB = 4096.0
 
 Gradient = torch.futures.Future[Tensor]
 Hook = Callable[[Any, Any], Gradient]
@@ -32,12 +32,12 @@ Hook = Callable[[Any, Any], Gradient]
 
 @dataclass
 class _Contender:
-    """A method's hook, its state, and the largest bucket; ``None`` means DDP's own."""
+    """A method's hook, its state, and its largest bucket; ``None`` means DDP's own."""
 
     watch: Stopwatch
     hook: Hook | None = None
     state: object = None
-    bucket_mb: int | None = None
+    bucket_mib: float | None = None
 
 
 def measure_training(task: TrainingTask, ready: Callable[[], None]) -> tuple[Measured, ...]:
@@ -48,7 +48,7 @@ def measure_training(task: TrainingTask, ready: Callable[[], None]) -> tuple[Mea
         ready: called on all ranks when every method has had its first turn.
     """
     with ExitStack() as stack:
-        contenders = [stack.enter_context(_contender(m, task.seed)) for m in task.methods]
+        contenders = [stack.enter_context(_contender(m, task)) for m in task.methods]
         turns = _Turns(workload(task))
         for contender in contenders:
             turns.warm_up(contender)
@@ -87,7 +87,7 @@ class _Turns:
         optimizer, _ = self._workload.optimizer(self._model)
         # All ranks start from the same weights already.
         options: dict[str, Any] = {"init_sync": False, "forward_sync_buffers": False}
-        ddp = DistributedDataParallel(self._model, bucket_cap_mb=contender.bucket_mb, **options)
+        ddp = DistributedDataParallel(self._model, bucket_cap_mb=contender.bucket_mib, **options)
         if contender.hook is not None:
             ddp.register_comm_hook(contender.state, contender.hook)
 
@@ -102,26 +102,27 @@ class _Turns:
 
 
 @contextmanager
-def _contender(method: Method, seed: int) -> Iterator[_Contender]:
+def _contender(method: Method, task: TrainingTask) -> Iterator[_Contender]:
     if isinstance(method, Existing):
-        yield _existing(method)
+        yield _existing(method, task.bucket_mib)
         return
-    with pipeline_of(method, seed) as pipeline:
-        yield _Contender(Stopwatch(method, pipeline), pipeline.ddp_hook)
+    with pipeline_of(method, task.seed) as pipeline:
+        watch = Stopwatch(method, pipeline)
+        yield _Contender(watch, pipeline.ddp_hook, bucket_mib=task.bucket_mib)
 
 
-def _existing(method: Existing) -> _Contender:
+def _existing(method: Existing, bucket_mib: float | None) -> _Contender:
     watch = Stopwatch(method, None)
     if method.name == "powersgd":
         # It deadlocks over Gloo with several buckets.
         state = PowerSGDState(None, start_powerSGD_iter=2)
-        return _Contender(watch, powerSGD_hook, state, _ONE_BUCKET_MB)
+        return _Contender(watch, powerSGD_hook, state, _ONE_BUCKET_MIB)
     hooks: dict[str, Hook] = {
         "bf16": _bf16_over_gloo,
         "fp16": fp16_compress_hook,
         "none": _leave_alone,
     }
-    return _Contender(watch, hooks.get(method.name))
+    return _Contender(watch, hooks.get(method.name), bucket_mib=bucket_mib)
 
 
 # DDP insists on the annotation, and refuses torch's BF16 hook by its name where there is no NCCL.

@@ -14,5 +14,5 @@ def test_the_version_is_that_of_the_distribution():
 
 def test_the_help_names_every_subcommand():
     result = CliRunner().invoke(app, [])
-    for name in ("kernels", "plan", "roofline", "simulate"):
+    for name in ("kernels", "plan", "probe", "roofline", "simulate"):
         assert name in result.output

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import pytest
 
@@ -12,7 +13,8 @@ from dynamiq.compressors.omnireduce import OmniReduceCompressor
 from dynamiq.compressors.thc import THCCompressor
 from dynamiq.compressors.uncompressed import Uncompressed
 from dynamiq.core.compressor import Compressor
-from dynamiq.topologies import Butterfly, Direct, Ring
+from dynamiq.core.topology import Hop, Schedule, Step, Topology
+from dynamiq.topologies import Butterfly, Direct, Hierarchical, Ring
 from tests.probes import (
     AdaptiveFixedPoint,
     FloatPerHop,
@@ -176,14 +178,41 @@ FORMATS = (
 )
 
 
-every_topology = pytest.mark.parametrize(
+class Nodes(Topology):
+    """Several nodes of two or three ranks if there can be such, or else of one: for any number."""
+
+    kind: Literal["nodes"] = "nodes"
+
+    def schedule(self, world_size: int) -> Schedule:
+        return self._levels(world_size).schedule(world_size)
+
+    def hops(self, world_size: int) -> tuple[Hop, ...]:
+        return self._levels(world_size).hops(world_size)
+
+    def steps(self, world_size: int, rank: int) -> tuple[Step, ...]:
+        return self._levels(world_size).steps(world_size, rank)
+
+    def _levels(self, world_size: int) -> Hierarchical:
+        fits = (g for g in (2, 3) if world_size % g == 0 and world_size > g)
+        return Hierarchical(ranks_per_node=next(fits, 1))
+
+
+FLAT = (Ring(), Butterfly(), pytest.param(Direct(), marks=pytest.mark.soak))
+"""Direct exchange is the simplest schedule: by default it runs with IN_FEW only."""
+every_topology = pytest.mark.parametrize("topology", FLAT, ids=lambda topology: topology.kind)
+"""Those of one level."""
+every_schedule = pytest.mark.parametrize(
     "topology",
-    [Ring(), Butterfly(), pytest.param(Direct(), marks=pytest.mark.soak)],
+    (*FLAT, pytest.param(Nodes(), marks=pytest.mark.soak)),
     ids=lambda topology: topology.kind,
 )
-"""Direct exchange is the simplest schedule: by default it runs with DIRECT only."""
-DIRECT = ("bf16", "dynamiq-paper-correlated", "dynamiq-local", "omnireduce-topk")
-"""Names of the formats that run over direct exchange by default."""
+"""Two levels, too: a column runs one of the others, so by default with IN_FEW only."""
+few_schedules = pytest.mark.parametrize(
+    "topology", (Direct(), Nodes()), ids=lambda topology: topology.kind
+)
+"""What runs with IN_FEW only."""
+IN_FEW = ("bf16", "dynamiq-paper-correlated", "dynamiq-local", "omnireduce-topk")
+"""Names of the formats that run over all schedules by default."""
 
 
 def formats(choose: Callable[[Format], bool] = lambda format: True) -> pytest.MarkDecorator:

@@ -14,9 +14,10 @@ from dynamiq.core.drivers import Interleaved, Job, Meter, blocking, lockstep
 from dynamiq.core.errors import AgreementError, ClosedError, PeerLostError, TransportError
 from dynamiq.core.message import Call
 from dynamiq.core.transport import Transport
+from dynamiq.topologies import Ring
 from dynamiq.transports import LoopbackTransport
 from tests.contracts.compressor import same_bits, sample
-from tests.core.formats import every_topology, formats
+from tests.core.formats import FORMATS, every_topology, formats
 
 
 def post(payload, to, source, nbytes):
@@ -181,6 +182,24 @@ class Slow(Transport):
         self.inner.close()
 
 
+class OneByOne(Slow):
+    """A transport on whose link each message takes a while, one after the other."""
+
+    def __init__(self, inner, message_s):
+        super().__init__(inner, seed=0)
+        self.message_s, self.free_s = message_s, 0.0
+
+    def post(self, *arguments):
+        wait = self.inner.post(*arguments)
+        self.free_s = arrives_s = max(self.free_s, time.monotonic()) + self.message_s
+
+        def later():
+            time.sleep(max(0.0, arrives_s - time.monotonic()))
+            return wait()
+
+        return later
+
+
 def on_all_ranks(world_size, function, **options):
     """Run function(transport) in a thread per rank over connected loopback transports."""
 
@@ -289,6 +308,19 @@ class TestInterleaved:
             for number, (bits, counted) in enumerate(expected):
                 assert same_bits(outs[number], bits[r])
                 assert meters[number].bytes_sent == counted[r].bytes_sent
+
+    def test_three_calls_that_share_a_link_end_in_their_order(self):
+        def rank(transport):
+            calls = Calls(OneByOne(transport, message_s=0.01))
+            for number in range(3):
+                _, algorithm = collective(FORMATS[0], Ring(), 3, transport.rank, number)
+                calls.submit(number, algorithm, number)
+            for number in reversed(range(3)):
+                calls.wait(number)
+            calls.worker.close()
+            return [entry[0] for entry in calls.ended]
+
+        assert on_all_ranks(3, rank) == [[0, 1, 2]] * 3
 
     def test_a_call_does_not_wait_for_a_slower_one_on_another_channel(self):
         release = threading.Event()

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dynamiq.core.errors import InputError
-from dynamiq.core.layout import Layout, segments
+from dynamiq.core.layout import Layout
+from dynamiq.core.segments import segments
 
 SIZES = (0, 1, 15, 16, 17, 255, 256, 257, 4097)
 

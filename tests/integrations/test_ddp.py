@@ -23,6 +23,7 @@ from dynamiq import (
     DynamiqError,
     ErrorFeedback,
     GlooTransport,
+    Hierarchical,
     InputError,
     NonFiniteError,
     PeerTimeoutError,
@@ -503,6 +504,48 @@ def test_all_ranks_skip_the_same_step(compressor):
         assert parameters.isfinite().all()
 
 
+# Nodes of several ranks.
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "pipeline_options"),
+    [
+        ((torch.float32,), {"verify_every": 2, "on_nonfinite": "raise", "segments": 2}),
+        pytest.param((torch.float64, torch.float32, torch.float16), {}, marks=pytest.mark.soak),
+    ],
+    ids=["every-option", "dtypes"],
+)
+def test_gradients_of_two_nodes_are_exact_means(dtypes, pipeline_options):
+    options = {"topology": Hierarchical(ranks_per_node=2), **pipeline_options}
+    metrics = run_ranks(train, 4, 4, dtypes, {"static_graph": True}, options)
+    assert len({m.calls for m in metrics}) == 1
+    assert metrics[0].calls > 5
+    assert 0 < metrics[0].node_bytes_sent < metrics[0].bytes_sent
+
+
+def learn_on_nodes(rank, topology, steps):
+    """Train with compression on several nodes; return what :func:`learn` does."""
+    return learn(rank, ErrorFeedback(DynamiQCompressor.paper(6)), topology, steps)
+
+
+def test_ranks_of_two_nodes_stay_equal_bit_for_bit():
+    """With what each column carries on from step to step, through the rebuild of buckets."""
+    topology = Hierarchical(ranks_per_node=2, inter=Butterfly())
+    results = run_ranks(learn_on_nodes, 4, topology, 6)
+    for losses, parameters, metrics in results:
+        assert same_bits(parameters, results[0][1])
+        assert losses[-1] < losses[0]
+        assert metrics.compressed_calls > Counter(metrics.skips)["warm-up"]
+
+
+@pytest.mark.parametrize("compressor", [DynamiQCompressor.paper()], ids=lambda c: c.kind)
+def test_a_nan_on_one_node_raises_from_backward_on_all(compressor):
+    topology = Hierarchical(ranks_per_node=2)
+    for kind, text, _ in run_ranks(meet_a_nan, 4, compressor, {}, 3, topology):
+        assert kind is NonFiniteError, text
+        assert "of step 3" in text
+
+
 # Training with compression.
 
 
@@ -689,10 +732,10 @@ def caught(function):
     return type(error.value), str(error.value), time.monotonic() - began
 
 
-def meet_a_nan(rank, compressor, options, bad_step):
+def meet_a_nan(rank, compressor, options, bad_step, topology=None):
     """Rank 1 has a NaN in one step; return what is raised, and whether training can go on."""
     model = Known()
-    with pipeline(compressor, start_step=1, on_nonfinite="raise") as used:
+    with pipeline(compressor, topology, start_step=1, on_nonfinite="raise") as used:
         ddp = hooked(model, used, **options)
         for step in range(6):
             given = factors(model, rank, step)

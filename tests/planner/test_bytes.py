@@ -20,7 +20,7 @@ from dynamiq import (
     Uncompressed,
 )
 from dynamiq.core.errors import ConfigurationError
-from dynamiq.core.layout import segment_count
+from dynamiq.core.segments import segment_count
 from dynamiq.planner.buckets import fill
 from dynamiq.planner.cost import Configuration, Model
 from dynamiq.planner.stages import Request
@@ -94,7 +94,7 @@ def test_a_step_sends_its_buckets_small_ones_uncompressed():
 
 def test_large_buckets_have_the_pipelines_segments():
     numel = 5 << 19
-    assert segment_count(numel, on_cpu=True) == 2
+    assert segment_count(Ring().schedule(2), numel, on_cpu=True) == 2
     model = Model(cluster(2), training((numel, 0.1)))
     configuration = Configuration(compressor=THCCompressor(bits=5), topology=Ring())
     whole = configuration.model_copy(update={"segments": 1})

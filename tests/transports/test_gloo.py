@@ -496,6 +496,26 @@ def connect_often(rank):
     return counts
 
 
+def policies_of_new_threads(rank):
+    def policies():
+        threads = [int(task.name) for task in Path("/proc/self/task").iterdir()]
+        return {thread: os.sched_getscheduler(thread) for thread in threads}
+
+    before = policies()
+    transport = connect()
+    after = policies()
+    transport.close()
+    assert all(after[thread] == policy for thread, policy in before.items())
+    return [policy for thread, policy in after.items() if thread not in before]
+
+
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="Linux has these policies")
+def test_its_threads_do_not_preempt_those_that_hold_its_locks():
+    for policies in run_ranks(policies_of_new_threads, 2):
+        assert policies
+        assert set(policies) == {os.SCHED_BATCH}
+
+
 def test_closed_transports_leave_nothing_open():
     for counts in run_ranks(connect_often, 2):
         # Connections are given back a little later; growth would be two or more each time.

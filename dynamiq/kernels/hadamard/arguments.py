@@ -6,13 +6,13 @@ whoever makes it keeps the tensors alive until the kernel has run.
 
 import ctypes
 from ctypes import c_float, c_int32, c_int64, c_uint64, c_void_p
-from functools import cache
 
 import torch
 from torch import Tensor
 
 from dynamiq.kernels.hadamard import operands
 from dynamiq.kernels.hadamard.reference import neighbours
+from dynamiq.kernels.kept import kept
 
 _PAD = 32
 """Tables end at multiples of so many values: the host looks up 16 or 32 at a time."""
@@ -153,7 +153,7 @@ class Carry(ctypes.Structure):
     )
 
 
-@cache
+@kept
 def _tables(table: tuple[int, ...], device: torch.device) -> Tensor:
     """Return float32[2, m]: the neighbours of 0 to g, m a multiple of what is looked up at once."""
     found = neighbours(table)

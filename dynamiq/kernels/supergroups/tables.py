@@ -6,12 +6,12 @@ is exactly that of a binary search. Dithered codes need no search, but three num
 """
 
 from dataclasses import astuple, dataclass
-from functools import cache
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
+from dynamiq.kernels.kept import kept
 from dynamiq.kernels.supergroups.dither import expansion
 from dynamiq.kernels.supergroups.wire import Quantizer
 
@@ -33,7 +33,7 @@ class Tables:
     widths: Tensor
 
 
-@cache
+@kept
 def tables_of(quantizer: Quantizer, device: torch.device) -> Tables:
     """Return the tables of a quantiser on a device."""
     values: list[Tensor] = []
