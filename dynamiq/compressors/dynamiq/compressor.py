@@ -197,7 +197,7 @@ class DynamiQCompressor(Compressor):
 
     def sizes(self, layout: Layout, schedule: Schedule, call: Call, state: State) -> Sizes:
         """Return what a call will send."""
-        problem = self._problem(layout, schedule, call, torch.device("cpu"))
+        problem = self.problem(layout, schedule, call, torch.device("cpu"))
         totals = problem.totals_after(Memory.of(state.shared))
         values = layout.units * (2 if self.means else 1)
         if self._observes(layout):
