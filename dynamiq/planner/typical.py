@@ -3,7 +3,7 @@
 from itertools import pairwise
 from typing import Any
 
-from dynamiq.planner.spectrum import GradientSpectrum
+from dynamiq.planner.spectrum import Band, GradientSpectrum
 from dynamiq.planner.workload import Gradient, WorkloadProfile
 
 _LOG2_ENERGIES = (
@@ -138,8 +138,76 @@ _LOG2_ENERGIES = (
 )
 """Of 128 equal parts of the supergroups, in descending order: log2 of the mean energy, relative to
 that of all."""
+_BANDS = (
+    (0.161, 3.463, 1.438, 0.826, 14.611, 1.078, 0.963),
+    (0.126, 6.611, 1.605, 0.737, 11.454, 1.195, 0.910),
+    (0.072, 8.757, 1.692, 0.689, 7.867, 1.338, 0.847),
+    (0.051, 9.015, 1.698, 0.686, 7.006, 1.372, 0.832),
+    (0.039, 9.146, 1.703, 0.683, 6.569, 1.375, 0.832),
+    (0.063, 8.461, 1.671, 0.700, 7.795, 1.345, 0.844),
+    (0.384, 5.797, 1.563, 0.759, 12.157, 1.198, 0.906),
+    (0.497, 6.477, 1.592, 0.744, 11.536, 1.213, 0.901),
+)
+"""Of each band: the correlation of two ranks, and the shapes of rotated and grouped supergroups."""
+_PEAKS = (
+    0.804,
+    0.0204,
+    0.0209,
+    0.0226,
+    0.0276,
+    0.018,
+    0.0146,
+    0.0133,
+    0.0124,
+    0.00783,
+    0.0063,
+    0.00638,
+    0.0051,
+    0.00376,
+    0.00321,
+    0.00241,
+    0.00236,
+    0.00179,
+    0.00123,
+    0.00153,
+    0.00125,
+    0.000903,
+    0.000722,
+    0.000387,
+    0.000494,
+    0.000222,
+    0.000179,
+    8.93e-05,
+    8.69e-05,
+    5.85e-05,
+    3.17e-05,
+    2.64e-05,
+    2.08e-05,
+    1.03e-05,
+    5.01e-06,
+    3.4e-06,
+    3.5e-06,
+    9.35e-07,
+    8.97e-07,
+    4.85e-07,
+    1.5e-07,
+    2.27e-07,
+    1.83e-07,
+    7.78e-08,
+    1.05e-08,
+    3.1e-08,
+    1.18e-08,
+    1.49e-08,
+    9.2e-09,
+)
 SPECTRUM = GradientSpectrum(
-    energies=tuple(2.0**x for x in _LOG2_ENERGIES), world_size=8, correlation=0.140
+    energies=tuple(2.0**x for x in _LOG2_ENERGIES),
+    world_size=8,
+    correlation=0.140,
+    bands=tuple(Band(correlation=b[0], rotated=b[1:4], grouped=b[4:]) for b in _BANDS),
+    peaks=_PEAKS,
+    evenness=0.405,
+    unevenness=0.230,
 )
 """Of gradients of a language model, SmolLM2-135M (tests/data/smollm2_gradients.safetensors)."""
 

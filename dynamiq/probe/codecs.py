@@ -20,8 +20,11 @@ from dynamiq.probe.operations import PER_CALL, PER_MESSAGE, STATISTICS_MESSAGE, 
 from dynamiq.probe.together import Together
 from dynamiq.topologies import Ring
 
-MESSAGE_ENTRIES = (1 << 13, 1 << 16, 1 << 18)
-"""Entries of the messages whose operations are timed; a bucket has one for each rank."""
+MESSAGE_ENTRIES = (1 << 13, 1 << 17, 1 << 20)
+"""Entries of the messages whose operations are timed; a bucket has one for each rank.
+
+Those of large buckets find nothing in caches, and their memory is fresh from the system.
+"""
 _MOST_RANKS = 4
 """Ranks of the schedule whose operations are done: more would only mean a larger bucket."""
 _WARM_UP, _CALLS = 4, 8

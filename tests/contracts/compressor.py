@@ -462,6 +462,9 @@ def sizes_are_free_of_data(compressor: Compressor, topology: Topology) -> None:
             )
         ]
         assert all(other == sizes[0] for other in sizes)
+        layout = Layout(NUMEL, WORLD_SIZE, compressor.unit(NUMEL, WORLD_SIZE), bounds)
+        known = compressor.sizes(layout, topology.schedule(WORLD_SIZE), Call(), State())
+        assert {address: known.payload_bytes(*address) for address in sizes[0]} == sizes[0]
 
 
 def nothing_shares_randomness(compressor: Compressor, topology: Topology) -> None:

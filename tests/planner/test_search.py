@@ -7,7 +7,9 @@ from hypothesis import strategies as st
 from dynamiq import Butterfly, DynamiQCompressor, Hierarchical, MXCompressor, Ring, Uncompressed
 from dynamiq.core.errors import ConfigurationError, InputError
 from dynamiq.planner import search as module
+from dynamiq.planner.error import predicted_vnmse
 from dynamiq.planner.hardware import Link
+from dynamiq.planner.observation import spectrum_of
 from dynamiq.planner.presets import GPUS, NETWORKS, NODES, Cluster
 from dynamiq.planner.search import Objective, Search, name_of
 from dynamiq.planner.typical import SPECTRUM, evenly_ready
@@ -179,3 +181,12 @@ def test_gpus_are_estimated_by_the_bytes_that_kernels_move():
 def test_clusters_that_do_not_fit_together_are_refused(values, words):
     with pytest.raises(ConfigurationError, match=words):
         Cluster(*values, "tests").profile()
+
+
+def test_the_typical_spectrum_is_that_of_the_sample(gradients):
+    """Rounded, and with fewer energies."""
+    measured = spectrum_of(gradients)
+    for compressor in (MXCompressor(), DynamiQCompressor(3.0), DynamiQCompressor(5.0)):
+        for topology in (Ring(), Butterfly()):
+            a, b = (predicted_vnmse(compressor, topology, 8, s) for s in (SPECTRUM, measured))
+            assert a == pytest.approx(b, rel=0.05), compressor

@@ -190,14 +190,14 @@ class DynamiQCompressor(Compressor):
         """Derive order, widths, centring and range from the reduced statistics."""
         assert statistics is not None
         values = Supergroups.of(layout, statistics.device).units * (2 if self.means else 1)
-        problem = self._problem(layout, schedule, call, statistics.device)
+        problem = self.problem(layout, schedule, call, statistics.device)
         spectrum = Spectrum.of(statistics[:values], layout, call, self.energy == "centred")
         past = Past(state, statistics[values:], Memory.of(state.shared))
         return DynamiQEncoding(problem, spectrum, past, layout, call)
 
     def sizes(self, layout: Layout, schedule: Schedule, call: Call, state: State) -> Sizes:
         """Return what a call will send."""
-        problem = self._problem(layout, schedule, call, torch.device("cpu"))
+        problem = self.problem(layout, schedule, call, torch.device("cpu"))
         totals = problem.totals_after(Memory.of(state.shared))
         values = layout.units * (2 if self.means else 1)
         if self._observes(layout):
@@ -246,9 +246,10 @@ class DynamiQCompressor(Compressor):
     def _observes(self, layout: Layout) -> bool:
         return self.hop_aware and layout.units >= LEAST_OBSERVED
 
-    def _problem(
+    def problem(
         self, layout: Layout, schedule: Schedule, call: Call, device: torch.device
     ) -> Problem:
+        """Return what a bucket's calls know before their data."""
         deal = Deal.of(layout)
         sizes = tuple(supergroup_bytes(width, self.group_scales) for width in self.widths)
         # Statistics cross twice; so do the entries, unless there is no all-gather.

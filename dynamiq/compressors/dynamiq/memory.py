@@ -205,22 +205,34 @@ class Slice:
         if whole:
             stride = -(-whole // _SAMPLE)
             sample = entries[: whole * SUPERGROUP].view(-1, SUPERGROUP)[::stride]
-            shapes, weights = self._shapes(sample.float())
+            shapes, weights = shapes_of(sample.float(), self.rotated, self.group_scales)
             bands = self.bands[:whole:stride]
             observed[:, 1:4].index_add_(0, bands, shapes * weights[:, None])
             observed[:, 4].index_add_(0, bands, weights)
         return observed.view(-1).float()
 
-    def _shapes(self, sample: Tensor) -> tuple[Tensor, Tensor]:
-        """Return float64[k, 3] shapes and their weights float64[k], energies; 0 for no shape."""
-        largest = sample.abs().amax(1, keepdim=True)
-        scaled = sample / torch.where(largest > 0, largest, 1.0)
-        if self.rotated:
-            scaled = rotate(scaled, torch.arange(len(scaled), device=scaled.device), 0)
-        shapes = shape_of(scaled, self.group_scales)
-        weights = sample.double().square().sum(1).clamp(2.0**-100, _LARGEST)
-        known = shapes.isfinite().all(1)
-        return torch.where(known[:, None], shapes, 0.0), torch.where(known, weights, 0.0)
+
+def shapes_of(
+    sample: Tensor, rotated: bool, group_scales: GroupScales | None
+) -> tuple[Tensor, Tensor]:
+    """Return shapes of supergroups and their weights, energies; 0 for those without a shape.
+
+    Args:
+        sample: float32[k, 256].
+        rotated: Whether shapes are those of rotated supergroups.
+        group_scales: Of the quantiser.
+
+    Returns:
+        float64[k, 3] and float64[k].
+    """
+    largest = sample.abs().amax(1, keepdim=True)
+    scaled = sample / torch.where(largest > 0, largest, 1.0)
+    if rotated:
+        scaled = rotate(scaled, torch.arange(len(scaled), device=scaled.device), 0)
+    shapes = shape_of(scaled, group_scales)
+    weights = sample.double().square().sum(1).clamp(2.0**-100, _LARGEST)
+    known = shapes.isfinite().all(1)
+    return torch.where(known[:, None], shapes, 0.0), torch.where(known, weights, 0.0)
 
 
 def _nearest(ascending: Sequence[float], x: float) -> float:

@@ -76,6 +76,39 @@ def uniform_worth(model: HopModel, widths: Widths, correlation: float, pi: float
     return _worth(row.best_uniform()[None], ratios, len(widths.bytes))
 
 
+@dataclass(frozen=True)
+class Choices:
+    """The best widths at every ratio of a row's weight to the price.
+
+    Attributes:
+        ratios: float64[k], ascending by a factor.
+        chosen: int64[sent, k], indices of widths.
+    """
+
+    ratios: Tensor
+    chosen: Tensor
+
+
+@lru_cache(maxsize=256)
+def joint_choices(
+    model: HopModel, widths: Widths, alike: tuple[float, float], hop_aware: bool, every: int
+) -> Choices:
+    """Return the best widths for one in ``every`` of the ratios that :func:`joint_worth` tries.
+
+    Args:
+        model: The classes.
+        widths: Costs and errors.
+        alike: ρ and π.
+        hop_aware: Whether hops have widths of their own.
+        every: The more, the coarser and the faster.
+    """
+    ratios = _ratios()[::every]
+    correlation, pi = alike
+    row = _Row(model, widths, model.energies(ratios, torch.full_like(ratios, correlation)), pi)
+    uniform = row.best_uniform().expand(model.sent, -1)
+    return Choices(ratios, row.improved(uniform) if hop_aware else uniform)
+
+
 def _worth(chosen: Tensor, ratios: Tensor, count: int) -> Tensor:
     """Return the least ratio from which each of ``count`` widths is reached, float64[k, count].
 
