@@ -164,10 +164,11 @@ class Search:
         return tuple(front)
 
     def topologies(self) -> Iterator[Topology]:
-        """Yield what fits the number of ranks."""
+        """Yield what fits the number of ranks: of thousands on large machines, two levels only."""
         n, g = self.hardware.world_size, self.hardware.ranks_per_node
-        yield Ring()
-        yield Butterfly()
+        if self._has_few_ranks or not 1 < g < n:
+            yield Ring()
+            yield Butterfly()
         if n <= _MOST_DIRECT:
             yield Direct()
         if 1 < g < n:

@@ -131,6 +131,6 @@ def test_a_plan_for_8192_ranks_takes_seconds(ranks_per_node):
     began = time.process_time()
     search = Search(hardware, evenly_ready(1_200_000_000, 0.25, 0.375, "float32"), SPECTRUM)
     found = planner.make(search, Objective())
-    assert time.process_time() - began < 4.0
+    assert time.process_time() - began < 3.0
     assert found.world_size == 8192
     assert found.sent_bytes > 1.9 * 4 * 1.2e9 or found.compress
