@@ -48,7 +48,7 @@ from evaluation.rows import RunRow, read_rows, run_missing
 
 SEED = 1000
 """Of the ranks whose spectrum predicts the errors of others."""
-NOTHING = 1e-15
+NOTHING = 1e-13
 """What FP32 loses, whose prediction is 0."""
 SPECTRUM_RANKS = 8
 """Drawn ranks whose spectrum predicts the errors of more."""

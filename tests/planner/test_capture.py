@@ -102,6 +102,6 @@ def test_ddp():
     (first, metrics), (second, _) = run_ranks(train, 2, 2)
     assert first == second
     assert 0 < metrics.compressed_calls < metrics.calls
-    assert metrics.calls > 8, "several buckets"
+    assert metrics.calls > 4, "several buckets"
     assert len(first.energies) > 64
     assert 0 < first.correlation < 1
