@@ -37,6 +37,14 @@ RULES = {
     "kernels.launch": Rule("core", "torch", inside={"cuda": "*"}),
     "compressors": Rule("core kernels", "torch pydantic", never="torch.distributed"),
     "pipeline": Rule("core", "torch pydantic", inside={"dynamiq.integrations.ddp": "ddp_hook"}),
+    "pipeline.pipeline": Rule(
+        "core planner.spectrum",
+        "torch pydantic",
+        inside={"dynamiq.integrations.ddp": "ddp_hook"},
+    ),
+    "pipeline.capture": Rule(
+        "core planner.spectrum", "torch", inside={"dynamiq.planner.observation": "*"}
+    ),
     "planner": Rule("core compressors topologies", "torch pydantic", never="torch.cuda"),
     "planner.plan": Rule("core", "pydantic", inside={"dynamiq.pipeline": "pipeline"}),
     "planner.traffic": Rule("core compressors roofline"),

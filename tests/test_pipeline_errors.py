@@ -93,6 +93,7 @@ def test_parts_of_the_wrong_kind(parts, says):
         ("on_nonfinite", "ignore"),
         ("verify_every", 0),
         ("verify_every", 0.5),
+        ("capture", 0),
     ],
 )
 def test_options_out_of_range(option, value):

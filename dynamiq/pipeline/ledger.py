@@ -83,6 +83,11 @@ class Ledger:
             else:
                 self._skips[skip] += 1
 
+    def record_capture(self, meter: Meter) -> None:
+        """Add the bytes and the time of a look at a call, which is no call of its own."""
+        with self._lock:
+            self._total.add(meter)
+
     def record_verification(
         self, meter: Meter, error: float, norm: float, predicted: float | None
     ) -> None:

@@ -2,7 +2,7 @@
 
 import threading
 import weakref
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
 import torch.distributed as dist
@@ -19,6 +19,9 @@ from dynamiq.pipeline.ledger import Metrics
 from dynamiq.pipeline.request import Request, check_slices
 from dynamiq.pipeline.session import Session
 from dynamiq.pipeline.settings import Settings
+
+if TYPE_CHECKING:
+    from dynamiq.planner.spectrum import GradientSpectrum
 
 
 class Pipeline:
@@ -50,6 +53,7 @@ class Pipeline:
         compress_float64: bool = False,
         on_nonfinite: Literal["propagate", "raise"] = "propagate",
         verify_every: int | None = None,
+        capture: int | None = None,
     ) -> None:
         """Compose the parts; nothing is started or connected yet.
 
@@ -67,6 +71,9 @@ class Pipeline:
             verify_every: Also compute the exact result of every N-th compressed call, for
                 ``metrics().vnmse``, which follows the call by one collective; costs 8 bytes per
                 entry and pass.
+            capture: Look at the first N all-reduces with each key, with DDP at each bucket in N
+                steps, for :meth:`spectrum`; costs 0.75 bits per entry and pass, and a copy of the
+                entries while such a call is under way. Uncompressed calls are as good as others.
 
         Raises:
             ConfigurationError: An argument is out of range or of the wrong kind.
@@ -83,6 +90,7 @@ class Pipeline:
             compress_float64=compress_float64,
             on_nonfinite=on_nonfinite,
             verify_every=verify_every,
+            capture=capture,
         )
         self._begin()
 
@@ -245,6 +253,19 @@ class Pipeline:
     def metrics(self) -> Metrics:
         """Return this rank's totals so far; works on a closed pipeline."""
         return self._session.ledger.metrics()
+
+    def spectrum(self) -> "GradientSpectrum":
+        """Return what ``capture`` has seen of the gradients; works on a closed pipeline.
+
+        Energies of supergroups and how alike the ranks are, the mean over steps, with no gradient
+        in it: what :func:`dynamiq.planner.error.predicted_vnmse` predicts errors from. The same on
+        all ranks once they have ended the same calls. ``spectrum().model_dump_json()`` is what one
+        of them writes to a file.
+
+        Raises:
+            InputError: The pipeline captures nothing, or no call with a gradient has ended.
+        """
+        return self._session.capture.spectrum()
 
     def close(self) -> None:
         """Wait for calls in flight, then end the worker and the transport; idempotent.

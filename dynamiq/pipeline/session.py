@@ -17,6 +17,7 @@ from dynamiq.core.registry import compressor_registry
 from dynamiq.core.segments import segment_count
 from dynamiq.core.topology import Schedule
 from dynamiq.core.transport import Transport
+from dynamiq.pipeline.capture import Capture, Observation
 from dynamiq.pipeline.executor import Executor
 from dynamiq.pipeline.handle import Handle
 from dynamiq.pipeline.ledger import Ledger
@@ -45,6 +46,7 @@ class Session:
         self.transport = transport
         self.executor = Executor(transport)
         self.ledger = Ledger()
+        self.capture = Capture(settings.capture)
         self._schedule: Schedule | None = None
         self._calls = 0
         self._verifiable = 0
@@ -100,15 +102,18 @@ class Session:
             self._check_extent(request.key, request, schedule)
         collective = self._collective(request, compressor, schedule)
         verification = self._verification(request, schedule) if skip is None else None
+        observation = None
+        if self.capture.due(request):
+            observation = Observation(request, collective.call.divisor)
         key = request.key if compressor.stateful else None
-        if verification is not None:
-            # The same key makes the verification wait for what it verifies.
+        if verification is not None or observation is not None:
+            # The same key makes what looks at the call wait for it.
             key = key or f"call {collective.call.number}"
         handle = self.executor.run(
             self._reduce(
                 request,
                 collective,
-                verification,
+                (verification, observation),
                 self._alarm(request, schedule),
                 Fence(request.tensor),
             ),
@@ -119,6 +124,8 @@ class Session:
         )
         if verification is not None:
             verification.start(self.executor, self.ledger, key, background=background)
+        if observation is not None:
+            self._observe(observation, request, schedule, key, background=background)
         return handle
 
     def check_connected(self) -> None:
@@ -194,6 +201,21 @@ class Session:
             request, self._collective(exact, _uncompressed(torch.float64), schedule)
         )
 
+    def _observe(
+        self,
+        observation: Observation,
+        request: Request,
+        schedule: Schedule,
+        key: str | None,
+        *,
+        background: bool,
+    ) -> None:
+        name = f"capture of {request.name}"
+        small = Request("all_reduce", observation.summary, None, "sum", None, name)
+        collective = self._collective(small, _uncompressed(torch.float64), schedule)
+        records = self.capture, self.ledger
+        observation.start(collective, self.executor, records, key, background=background)
+
     def _alarm(self, request: Request, schedule: Schedule) -> Collective | None:
         """Return the one-entry collective that tells all ranks of a non-finite result."""
         if self.settings.on_nonfinite == "propagate":
@@ -207,11 +229,12 @@ class Session:
         self,
         request: Request,
         collective: Collective,
-        verification: Verification | None,
+        observers: tuple[Verification | None, Observation | None],
         alarm: Collective | None,
         fence: Fence,
     ) -> Algorithm[Tensor | NonFiniteError]:
         fence.enter()
+        verification, observation = observers
         key = request.key if collective.compressor.stateful else None
         if key is not None:
             # Read now, not when the request was made: an earlier call may have been in flight.
@@ -224,6 +247,8 @@ class Session:
             self._states[key] = state
         if verification is not None:
             verification.keep(out)
+        if observation is not None:
+            observation.see(out)
         result = request.deliver(out)
         fence.leave()
         if alarm is not None:

@@ -30,6 +30,7 @@ class Settings(Value):
     compress_float64: bool
     on_nonfinite: Literal["propagate", "raise"]
     verify_every: int | None = Field(ge=1)
+    capture: int | None = Field(ge=1)
 
     @property
     def compresses(self) -> bool:

@@ -77,6 +77,11 @@ def observe(x: Tensor, total: Tensor) -> Tensor:
     return torch.cat([energy, inner, energy.square(), shapes.view(-1), peaks, last])
 
 
+def observed_numel(numel: int) -> int:
+    """Return how many numbers :func:`observe` returns for so many entries."""
+    return _PARTS * -(-numel // SUPERGROUP) + _TAIL
+
+
 @dataclass
 class Observed:
     """Sums over ranks of several calls, kept as a few hundred numbers for each key."""

@@ -23,6 +23,8 @@ from dynamiq.kernels.supergroups.wire import SUPERGROUP, supergroup_bytes
 
 _EVERY = 4
 """One in so many of the ratios that allocations go by: two for an octave."""
+_ALL_BANDS = 64
+"""Ranks up to which widths are chosen for each band; beyond, that takes too long."""
 _FINE = 4
 """Prices for each of these."""
 
@@ -84,21 +86,24 @@ def _curve(compressor: DynamiQCompressor, schedule: Schedule, supply: Supply) ->
     rho = torch.tensor(supply.correlation, dtype=torch.float64)
     band = bands_of(len(energies), energies.device)
     nbytes = tuple(supergroup_bytes(w, quantizer.group_scales) for w in quantizer.widths)
-    # Widths are chosen as if all rows were like those that hold most of the energy.
-    main = int(torch.zeros_like(rho).index_add(0, band, energies).argmax())
-    memory = Memory(correlation=rho, shapes=shapes)
-    alike = memory.alike(quantizer)[main]
-    choices = _choices(compressor, model, nbytes, alike)
-    sizes = torch.tensor(nbytes, dtype=torch.float64)[choices.chosen]
+    alike = Memory(correlation=rho, shapes=shapes).alike(quantizer)
+    if schedule.world_size > _ALL_BANDS:
+        # As if all rows were like those that most of the error counts for.
+        counted = torch.zeros_like(rho).index_add(0, band, energies.pow(compressor.energy_power))
+        alike = (alike[int(counted.argmax())],) * len(rho)
+    every = [_choices(compressor, model, nbytes, of_band) for of_band in alike]
+    ratios, chosen = every[0].ratios, torch.stack([choices.chosen for choices in every])
+    sizes = torch.tensor(nbytes, dtype=torch.float64)[chosen]
     transfers = torch.tensor([float(c.transfers) for c in model.classes[: model.sent]]).double()
-    size = (sizes * transfers[:, None]).sum(0) / transfers.sum()
-    ones = torch.ones(len(rho), len(choices.ratios), dtype=torch.float64)
+    size = (sizes * transfers[:, None]).sum(1) / transfers.sum()
+    ones = torch.ones(len(rho), len(ratios), dtype=torch.float64)
     pi = noise_peaks(quantizer, shapes)[:, None] * ones
-    errors = band_errors(quantizer, shapes)[:, choices.chosen]
+    of_widths = band_errors(quantizer, shapes)
+    errors = torch.stack([of_widths[b][chosen[b]] for b in range(len(rho))])
     lost = torch.zeros_like(ones, dtype=torch.bool)
     noise, finished = expected_noise(model, Rows(ones, rho[:, None] * ones, pi), errors, lost)
     weights = energies.pow(compressor.energy_power) * roughness(quantizer, shapes)[band]
-    return _walk(choices.ratios.log2(), size, noise.log(), weights, energies, finished[:, 0], band)
+    return _walk(ratios.log2(), size, noise.log(), weights, energies, finished[:, 0], band)
 
 
 def _choices(
@@ -131,7 +136,7 @@ def _walk(  # noqa: PLR0913 - one step of the curve
 
     Args:
         ratios: float64[k], logarithms to base 2, evenly spaced.
-        size: float64[k], bytes of a supergroup.
+        size: float64[bands, k], bytes of a supergroup.
         noise: float64[bands, k], logarithm of the error of an energy of 1.
         weights: float64[u], of the rows.
         energies: float64[u], summed over ranks.
@@ -150,8 +155,9 @@ def _walk(  # noqa: PLR0913 - one step of the curve
     at = (place - prices[:, None] - ratios[0].item() / step).clamp(0, len(ratios) - 1.000001)
     left = at.long()
     share = at - left
-    spent = size[left] + share * (size[left + 1] - size[left])
-    spent = torch.where(known, spent, size[0]).mean(1)
+    spent = size[band[None], left]
+    spent = spent + share * (size[band[None], left + 1] - spent)
+    spent = torch.where(known, spent, size[0, 0]).mean(1)
     of_row = noise[band[None], left]
     of_row = of_row + share * (noise[band[None], left + 1] - of_row)
     error = (of_row.exp() * energies).sum(1) / total
