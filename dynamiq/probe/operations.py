@@ -76,25 +76,26 @@ class RankAlone:
         outgoing[self.rank] = self.schedule.gather_message(self.rank)
         incoming = {m.chunk: m for step in steps if step.reduce for m in step.receives}
         positions = range(encoding.positions)
+        payloads = {c: self._payload(encoding, work, m) for c, m in incoming.items()}
         for chunk, message in outgoing.items():
             if chunk not in incoming:
                 out = self._memory(encoding, message)
                 with clock.time("compress", entries):
                     encoding.compress(work, message, positions, out)
         for chunk, message in incoming.items():
-            payload = self._payload(encoding, work, message)
             with clock.time("accumulate", entries):
-                encoding.decompress_accumulate(payload, work, message, positions)
+                encoding.decompress_accumulate(payloads[chunk], work, message, positions)
+        for chunk, message in incoming.items():
             out = self._memory(encoding, outgoing[chunk])
             with clock.time("recompress", entries):
                 encoding.decompress_accumulate_recompress(
-                    payload, work, message, outgoing[chunk], positions, out
+                    payloads[chunk], work, message, outgoing[chunk], positions, out
                 )
-        for chunk in range(self.schedule.world_size):
-            message = self.schedule.gather_message(chunk)
-            payload = self._payload(encoding, work, message)
+        finished = [self.schedule.gather_message(c) for c in range(self.schedule.world_size)]
+        payloads = {m.chunk: self._payload(encoding, work, m) for m in finished}
+        for message in finished:
             with clock.time("decompress", entries):
-                encoding.decompress(payload, work, message, positions)
+                encoding.decompress(payloads[message.chunk], work, message, positions)
 
     def _payload(self, encoding: Encoding[Any], work: Any, message: Message) -> Tensor:
         out = self._memory(encoding, message)

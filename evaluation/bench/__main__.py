@@ -4,7 +4,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import typer
 from pydantic import ValidationError
@@ -12,6 +12,7 @@ from rich.console import Console
 
 from dynamiq import DynamiQCompressor, DynamiqError, topology_registry
 from evaluation.bench import figure, report, runs, timeline, trace_figure, tracing, workloads
+from evaluation.bench.arguments import build, check_output, complaint, networks, values
 from evaluation.bench.page import write_page
 from evaluation.bench.predict import predict, predict_page
 from evaluation.bench.records import (
@@ -24,11 +25,9 @@ from evaluation.bench.records import (
     TraceTask,
     TrainingTask,
 )
-from evaluation.command import check_folder, failures_in_words, first_line, refuse
-from evaluation.network import Hosts, available
+from evaluation.command import failures_in_words, first_line, refuse
 from evaluation.rows import read_rows
 
-T = TypeVar("T")
 _ROWS = "rows.jsonl"
 # Rounds of an all-reduce: as many as these seconds hold, within bounds.
 _ROUNDS_S = 20.0
@@ -83,7 +82,7 @@ def all_reduce(  # noqa: PLR0913 - options
     """Time all-reduces: every size, at every rate, on every number of hosts."""
     methods = _methods(existing, bits, topologies, segments)
     tasks = [
-        _build(
+        build(
             AllReduceTask,
             world_size=n,
             rate_mbit=rate,
@@ -93,11 +92,11 @@ def all_reduce(  # noqa: PLR0913 - options
             seed=seed,
             tensor_bytes=nbytes,
         )
-        for n, rate in _networks(hosts, rates)
-        for f in _values("--flows", flows, int)
-        for nbytes in _values("--sizes", sizes, report.read_size)
+        for n, rate in networks(hosts, rates)
+        for f in values("--flows", flows, int)
+        for nbytes in values("--sizes", sizes, report.read_size)
     ]
-    _check(output)
+    check_output(output)
     with failures_in_words():
         found = _run(tasks, output)
         _print(figure.draw_all_reduces, found, output / "all-reduce.png")
@@ -132,7 +131,7 @@ def train(  # noqa: PLR0913 - options
     output: OutputOption = Path("bench-results"),
 ) -> None:
     """Time training steps with DDP."""
-    names = _values("--workload", workload, str)
+    names = values("--workload", workload, str)
     for name in names:
         if name not in workloads.NAMES:
             refuse(f"--workload {name}: there are {', '.join(workloads.NAMES)}")
@@ -140,7 +139,7 @@ def train(  # noqa: PLR0913 - options
             refuse(reason)
     methods = _methods(existing, bits, topologies, segments)
     tasks = [
-        _build(
+        build(
             TrainingTask,
             world_size=n,
             rate_mbit=rate,
@@ -153,10 +152,10 @@ def train(  # noqa: PLR0913 - options
             steps=steps,
         )
         for name in names
-        for n, rate in _networks(hosts, rates)
-        for f in _values("--flows", flows, int)
+        for n, rate in networks(hosts, rates)
+        for f in values("--flows", flows, int)
     ]
-    _check(output)
+    check_output(output)
     with failures_in_words():
         _print(figure.draw_steps, _run(tasks, output), output / "steps.png")
 
@@ -176,7 +175,7 @@ def page(
 
 
 def _methods(existing: str, bits: str, topologies: str, segments: str) -> tuple[Method, ...]:
-    names = _values("--existing", existing, str)
+    names = values("--existing", existing, str)
     try:
         ours = [
             Ours(
@@ -185,53 +184,19 @@ def _methods(existing: str, bits: str, topologies: str, segments: str) -> tuple[
                 topology=topology_registry.read({"kind": topology}),
                 segments=s,
             )
-            for topology in _values("--topologies", topologies, str)
-            for b in _values("--bits", bits, float)
-            for s in _values("--segments", segments, _segments)
+            for topology in values("--topologies", topologies, str)
+            for b in values("--bits", bits, float)
+            for s in values("--segments", segments, _segments)
         ]
         return (*(Existing.model_validate({"name": name}) for name in names), *ours)
     except DynamiqError as error:
         refuse(first_line(error))
     except ValidationError as error:
-        refuse(_named(error))
+        refuse(complaint(error))
 
 
 def _segments(text: str) -> int | None:
     return None if text == "auto" else int(text)
-
-
-def _named(error: ValidationError) -> str:
-    """Return the first complaint, with the name of what it is about."""
-    names = [str(part) for part in error.errors()[0]["loc"]]
-    return ": ".join([*names[:1], first_line(error)])
-
-
-def _networks(hosts: str, rates: str) -> list[tuple[int, float]]:
-    found = [
-        (n, rate)
-        for n in _values("--hosts", hosts, int)
-        for rate in _values("--rates", rates, float)
-    ]
-    for n, rate in found:
-        try:
-            Hosts(n, rate_mbit=rate)
-        except ValueError as error:
-            refuse(str(error))
-    return found
-
-
-def _values(option: str, text: str, read: Callable[[str], T]) -> list[T]:
-    try:
-        return [read(word) for word in text.split(",")]
-    except (ValueError, KeyError, OverflowError):
-        refuse(f"{option} {text}: not a list of values that are separated by commas")
-
-
-def _build(kind: type[T], **arguments: object) -> T:
-    try:
-        return kind(**arguments)
-    except ValidationError as error:
-        refuse(_named(error))
 
 
 def _rounds(hosts: int, rate_mbit: float, nbytes: int, methods: int) -> int:
@@ -241,14 +206,6 @@ def _rounds(hosts: int, rate_mbit: float, nbytes: int, methods: int) -> int:
     """
     per_round_s = methods * 2 * (hosts - 1) / hosts * nbytes * 8 / (rate_mbit * 1e6)
     return max(_FEWEST_ROUNDS, min(_MOST_ROUNDS, int(_ROUNDS_S / (per_round_s + 1e-3))))
-
-
-def _check(output: Path) -> None:
-    """Refuse what could only fail after minutes."""
-    check_folder("--output", output)
-    possible = available()
-    if not possible:
-        refuse(f"no slow network here: {possible.reason}")
 
 
 def _run(tasks: Sequence[BenchTask], output: Path) -> list[BenchRow]:

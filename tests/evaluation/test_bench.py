@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from dynamiq import DynamiQCompressor, Ring
 from evaluation.bench import __main__ as command
-from evaluation.bench import report, runs
+from evaluation.bench import arguments, report, runs
 from evaluation.bench.page import write_page
 from evaluation.bench.records import (
     AllReduceTask,
@@ -246,7 +246,7 @@ class TestRefusals:
         capsys: pytest.CaptureFixture[str],
         tmp_path: Path,
     ) -> None:
-        monkeypatch.setattr(command, "available", lambda: Availability("run it with sudo"))
+        monkeypatch.setattr(arguments, "available", lambda: Availability("run it with sudo"))
         argv = ["all-reduce", "--output", str(tmp_path)]
         assert "no slow network here: run it with sudo" in self.refusal(monkeypatch, capsys, argv)
 

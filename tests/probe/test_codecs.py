@@ -5,7 +5,7 @@ import time
 import pytest
 import torch
 
-from dynamiq import Compressor, LoopbackTransport
+from dynamiq import LoopbackTransport
 from dynamiq.core.compressor import State
 from dynamiq.probe.clock import Clock
 from dynamiq.probe.codecs import candidates, fit, gradient
@@ -34,7 +34,7 @@ def test_one_rank_does_all_operations(compressor, together):
 
     counts = {name: len(seconds) for name, seconds in clock.seconds.items()}
     per_message = {"compress": 1, "accumulate": N - 1, "recompress": N - 1, "decompress": N}
-    has_statistics = type(compressor).statistics is not Compressor.statistics
+    has_statistics = compressor.kind in ("dynamiq", "thc", "omnireduce")
     assert counts.pop(STATISTICS_MESSAGE, 0) == 2 * has_statistics * sum(per_message.values())
     assert (clock.entries.pop(STATISTICS_MESSAGE, 0) > 0) == has_statistics
     assert counts == {name: 2 * per_message.get(name, 1) for name in (*PER_CALL, *PER_MESSAGE)}
