@@ -186,10 +186,12 @@ def _summary(found: Sequence[tuple[PlannedRow, list[Cell]]]) -> str:
 def table(row: PlannedRow) -> Table:
     """Return what a run came to, for a terminal."""
     result = Table(title=_title(row), caption=_note(row), box=SIMPLE_HEAD, pad_edge=False)
-    for i, name in enumerate(_HEAD):
-        result.add_column(name, justify="right" if i else "left")
+    shown = [i for i, name in enumerate(_HEAD) if name != "range"]  # terminals are narrow
+    for i in shown:
+        name = _HEAD[i].replace(" ", "\n") if i else _HEAD[i]
+        result.add_column(name, justify="right" if i else "left", no_wrap=True)
     for line in _lines(row):
-        result.add_row(*line)
+        result.add_row(*(line[i] for i in shown))
     return result
 
 
