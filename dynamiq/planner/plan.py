@@ -155,8 +155,8 @@ def _advice(chosen: Candidate, best: Candidate, baseline: Candidate, objective: 
     buckets = "DDP's default buckets" if cap is None else f"bucket_cap_mb={cap}"
     error = "unknown error" if chosen.vnmse is None else f"a vNMSE of {chosen.vnmse:.1e}"
     return (
-        f"Use {format_name(configuration.compressor)}, topology {configuration.topology.kind}, with "
-        f"{buckets}: a step takes {show_time(chosen.time.step_s)} instead of "
+        f"Use {format_name(configuration.compressor)}, topology {configuration.topology.kind}, "
+        f"with {buckets}: a step takes {show_time(chosen.time.step_s)} instead of "
         f"{show_time(plain_s)}, {plain_s / chosen.time.step_s:.2f} times as fast, with {error}; "
         f"without compression {waits}."
     )
