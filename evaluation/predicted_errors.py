@@ -38,9 +38,9 @@ from dynamiq import (
 )
 from dynamiq.core.errors import DynamiqError
 from dynamiq.core.registry import AnyCompressor, AnyTopology
-from dynamiq.planner.error import predicted_vnmse
-from dynamiq.planner.observation import spectrum_of
-from dynamiq.planner.spectrum import GradientSpectrum
+from dynamiq.planner.errors.observation import spectrum_of
+from dynamiq.planner.errors.prediction import predicted_vnmse
+from dynamiq.planner.profiles.spectrum import GradientSpectrum
 from dynamiq.simulation.sources import read, resampled
 from evaluation.command import refuse
 from evaluation.records import Record

@@ -8,13 +8,14 @@ import typer
 from rich.console import Console
 
 from dynamiq.core.errors import DynamiqError, InputError
-from dynamiq.planner import files, plot, presets, report, units
+from dynamiq.planner import files, plot, report, units
 from dynamiq.planner import plan as plans
-from dynamiq.planner.hardware import HardwareProfile, Link
+from dynamiq.planner.profiles import presets
+from dynamiq.planner.profiles.hardware import HardwareProfile, Link
+from dynamiq.planner.profiles.spectrum import GradientSpectrum
+from dynamiq.planner.profiles.typical import SPECTRUM, evenly_ready
+from dynamiq.planner.profiles.workload import WorkloadProfile
 from dynamiq.planner.search import MAX_VNMSE, Objective, Search
-from dynamiq.planner.spectrum import GradientSpectrum
-from dynamiq.planner.typical import SPECTRUM, evenly_ready
-from dynamiq.planner.workload import WorkloadProfile
 
 V = TypeVar("V", HardwareProfile, WorkloadProfile)
 

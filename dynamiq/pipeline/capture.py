@@ -15,7 +15,7 @@ from dynamiq.pipeline.ledger import Ledger
 from dynamiq.pipeline.request import Request
 
 if TYPE_CHECKING:
-    from dynamiq.planner.spectrum import GradientSpectrum
+    from dynamiq.planner.profiles.spectrum import GradientSpectrum
 
 
 class Capture:
@@ -43,7 +43,7 @@ class Capture:
 
     def add(self, name: str, reduced: Tensor, world_size: int) -> None:
         """Add what all ranks have seen of a call."""
-        from dynamiq.planner.observation import Observed
+        from dynamiq.planner.errors.observation import Observed
 
         with self._lock:
             self._observed = self._observed or Observed()
@@ -77,7 +77,7 @@ class Observation:
             request: The call.
             divisor: What its result is divided by.
         """
-        from dynamiq.planner.observation import observed_numel
+        from dynamiq.planner.errors.observation import observed_numel
 
         self._name = Capture.name(request)
         self._entries = request.tensor.detach().reshape(-1).clone()
@@ -89,7 +89,7 @@ class Observation:
 
     def see(self, result: Tensor) -> None:
         """Look at the result while its owner has not changed it."""
-        from dynamiq.planner.observation import observe
+        from dynamiq.planner.errors.observation import observe
 
         total = result.double() * self._divisor
         self.summary.copy_(observe(self._entries, total))

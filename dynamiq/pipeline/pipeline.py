@@ -21,7 +21,7 @@ from dynamiq.pipeline.session import Session
 from dynamiq.pipeline.settings import Settings
 
 if TYPE_CHECKING:
-    from dynamiq.planner.spectrum import GradientSpectrum
+    from dynamiq.planner.profiles.spectrum import GradientSpectrum
 
 
 class Pipeline:
@@ -258,7 +258,7 @@ class Pipeline:
         """Return what ``capture`` has seen of the gradients; works on a closed pipeline.
 
         Energies of supergroups and how alike the ranks are, the mean over steps, with no gradient
-        in it: what :func:`dynamiq.planner.error.predicted_vnmse` predicts errors from. The same on
+        in it: what :func:`dynamiq.planner.predicted_vnmse` predicts errors from. The same on
         all ranks once they have ended the same calls. ``spectrum().model_dump_json()`` is what one
         of them writes to a file.
 

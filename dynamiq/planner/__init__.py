@@ -1,10 +1,12 @@
 """Chooses compressor, topology, bit budget and bucket size from measured costs, or none."""
 
-from dynamiq.planner.hardware import HardwareProfile
+from dynamiq.planner.errors.observation import spectrum_of
+from dynamiq.planner.errors.prediction import predicted_vnmse
 from dynamiq.planner.plan import Plan, load, make
+from dynamiq.planner.profiles.hardware import HardwareProfile
+from dynamiq.planner.profiles.spectrum import GradientSpectrum
+from dynamiq.planner.profiles.workload import WorkloadProfile
 from dynamiq.planner.search import Objective, Search
-from dynamiq.planner.spectrum import GradientSpectrum
-from dynamiq.planner.workload import WorkloadProfile
 
 __all__ = [
     "GradientSpectrum",
@@ -15,4 +17,6 @@ __all__ = [
     "WorkloadProfile",
     "load",
     "make",
+    "predicted_vnmse",
+    "spectrum_of",
 ]

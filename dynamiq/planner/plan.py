@@ -7,8 +7,8 @@ from typing import Any, Literal
 from dynamiq.core.description import Value
 from dynamiq.core.transport import Transport
 from dynamiq.planner import files
-from dynamiq.planner.cost import Model
-from dynamiq.planner.hardware import NotNegative
+from dynamiq.planner.cost.model import Model
+from dynamiq.planner.profiles.hardware import NotNegative
 from dynamiq.planner.search import Candidate, Objective, Search, format_name, name_of
 from dynamiq.planner.units import show_time
 

@@ -6,7 +6,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from dynamiq.planner.cost import StepTime
+from dynamiq.planner.cost.model import StepTime
 from dynamiq.planner.plan import Plan
 from dynamiq.planner.search import Candidate, format_name
 from dynamiq.planner.units import show_size, show_time

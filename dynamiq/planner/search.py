@@ -14,13 +14,20 @@ from dynamiq.core.compressor import Compressor
 from dynamiq.core.description import Value
 from dynamiq.core.errors import ConfigurationError, InputError
 from dynamiq.core.topology import Topology
-from dynamiq.planner.buckets import fill
-from dynamiq.planner.cost import MANY, WIRE_FORMATS, Configuration, Model, StepTime, without_bytes
-from dynamiq.planner.error import predicted_vnmse
-from dynamiq.planner.hardware import HardwareProfile, NotNegative, Positive
-from dynamiq.planner.spectrum import GradientSpectrum
+from dynamiq.planner.cost.buckets import fill
+from dynamiq.planner.cost.model import (
+    MANY,
+    WIRE_FORMATS,
+    Configuration,
+    Model,
+    StepTime,
+    without_bytes,
+)
+from dynamiq.planner.errors.prediction import predicted_vnmse
+from dynamiq.planner.profiles.hardware import HardwareProfile, NotNegative, Positive
+from dynamiq.planner.profiles.spectrum import GradientSpectrum
+from dynamiq.planner.profiles.workload import WorkloadProfile
 from dynamiq.planner.units import show_time
-from dynamiq.planner.workload import WorkloadProfile
 from dynamiq.topologies import Butterfly, Direct, Hierarchical, Ring
 
 BUDGETS = (3.0, 3.5, 4.0, 4.5, 5.0, 6.0, 8.0)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import Module, Parameter
 
 from dynamiq.core.errors import InputError
-from dynamiq.planner.workload import Gradient, WorkloadProfile
+from dynamiq.planner.profiles.workload import Gradient, WorkloadProfile
 
 DType = Literal["float32", "bfloat16", "float16"]
 

@@ -18,7 +18,7 @@ class Clock:
 
     Attributes:
         together: The ranks.
-        cores_per_rank: As in :class:`dynamiq.planner.hardware.Processor`; None on a GPU.
+        cores_per_rank: As in :class:`dynamiq.planner.profiles.hardware.Processor`; None on a GPU.
         seconds: Of each operation, by name.
         entries: Of the operations of that name, which are of one size.
     """

@@ -14,7 +14,7 @@ from dynamiq.compressors import (
     Uncompressed,
 )
 from dynamiq.core.compressor import Compressor, State
-from dynamiq.planner.hardware import CodecCost, OperationCost
+from dynamiq.planner.profiles.hardware import CodecCost, OperationCost
 from dynamiq.probe.clock import Clock
 from dynamiq.probe.operations import PER_CALL, PER_MESSAGE, STATISTICS_MESSAGE, RankAlone
 from dynamiq.probe.together import Together
@@ -57,7 +57,7 @@ def measure_codec(
     Args:
         compressor: The format.
         together: The ranks, which all measure it at the same time.
-        cores_per_rank: As in :class:`dynamiq.planner.hardware.Processor`; None on a GPU.
+        cores_per_rank: As in :class:`dynamiq.planner.profiles.hardware.Processor`; None on a GPU.
         advance: Called after each size of message.
     """
     names = (*PER_CALL, *PER_MESSAGE, STATISTICS_MESSAGE)

@@ -10,7 +10,7 @@ import torch
 
 from dynamiq.core.errors import ConfigurationError, InputError
 from dynamiq.core.transport import Transport
-from dynamiq.planner.hardware import HardwareProfile, Link, Processor
+from dynamiq.planner.profiles.hardware import HardwareProfile, Link, Processor
 from dynamiq.probe.codecs import MESSAGE_ENTRIES, candidates, measure_codec
 from dynamiq.probe.links import SIZES, LinkProbe, LinkTimes, distances, link_of
 from dynamiq.probe.messages import thread_s_per_message

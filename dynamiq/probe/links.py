@@ -7,7 +7,7 @@ from statistics import median
 
 import torch
 
-from dynamiq.planner.hardware import Link, MessageTime
+from dynamiq.planner.profiles.hardware import Link, MessageTime
 from dynamiq.probe.together import Together
 
 SIZES = tuple(1 << k for k in range(10, 27, 2))

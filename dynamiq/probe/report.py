@@ -6,7 +6,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Group
 from rich.table import Table
 
-from dynamiq.planner.hardware import CodecCost, HardwareProfile, Link
+from dynamiq.planner.profiles.hardware import CodecCost, HardwareProfile, Link
 
 _ENTRIES = 1 << 22
 

@@ -4,8 +4,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, TypeAdapter
 
-from dynamiq.planner.hardware import HardwareProfile
-from dynamiq.planner.workload import WorkloadProfile
+from dynamiq.planner.profiles.hardware import HardwareProfile
+from dynamiq.planner.profiles.workload import WorkloadProfile
 from evaluation.bench.records import Measured, TrainingTask
 from evaluation.records import DistributedPlan, Record
 from evaluation.rows import RunRow

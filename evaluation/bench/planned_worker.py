@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from dynamiq import GlooTransport
-from dynamiq.planner.workload import WorkloadProfile
+from dynamiq.planner.profiles.workload import WorkloadProfile
 from dynamiq.probe import probe, timeline
 from evaluation.bench.collectives import TIMEOUT_S
 from evaluation.bench.planned import PlannedFindings, PlannedTask

@@ -9,8 +9,8 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from dynamiq import Uncompressed
-from dynamiq.planner.cost import Configuration, Model
-from dynamiq.planner.workload import WorkloadProfile
+from dynamiq.planner.cost.model import Configuration, Model
+from dynamiq.planner.profiles.workload import WorkloadProfile
 from evaluation.bench.planned import PlannedFindings, PlannedRow
 from evaluation.bench.records import Existing, Measured, Ours
 

@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 from dynamiq import planner
 from dynamiq.cli.main import app
 from dynamiq.planner import files
+from dynamiq.planner.profiles.typical import SPECTRUM
 from dynamiq.planner.search import Objective, Search
-from dynamiq.planner.typical import SPECTRUM
 from tests.planner.clusters import cluster, training
 
 FLAGS = (

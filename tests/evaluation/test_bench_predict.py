@@ -6,8 +6,14 @@ import pytest
 from typer.testing import CliRunner
 
 from dynamiq import Ring, Uncompressed
-from dynamiq.planner.hardware import CodecCost, HardwareProfile, Link, OperationCost, Processor
-from dynamiq.planner.workload import Gradient, WorkloadProfile
+from dynamiq.planner.profiles.hardware import (
+    CodecCost,
+    HardwareProfile,
+    Link,
+    OperationCost,
+    Processor,
+)
+from dynamiq.planner.profiles.workload import Gradient, WorkloadProfile
 from evaluation.bench import predict, predictions
 from evaluation.bench.__main__ import app
 from evaluation.bench.planned import PlannedFindings, PlannedRow, PlannedTask, read_findings

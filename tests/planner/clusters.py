@@ -4,14 +4,14 @@ from collections.abc import Sequence
 
 from dynamiq import DynamiQCompressor, MXCompressor, Uncompressed
 from dynamiq.core.compressor import Compressor
-from dynamiq.planner.hardware import (
+from dynamiq.planner.profiles.hardware import (
     CodecCost,
     HardwareProfile,
     Link,
     OperationCost,
     Processor,
 )
-from dynamiq.planner.workload import Gradient, WorkloadProfile
+from dynamiq.planner.profiles.workload import Gradient, WorkloadProfile
 
 OPERATIONS = [name for name in CodecCost.model_fields if name != "compressor"]
 FORMATS = (

@@ -6,7 +6,7 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dynamiq.planner.buckets import Bucket, fill, thinned
+from dynamiq.planner.cost.buckets import Bucket, fill, thinned
 from tests.planner.clusters import training
 
 MIB = 1 << 20

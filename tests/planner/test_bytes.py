@@ -21,9 +21,9 @@ from dynamiq import (
 )
 from dynamiq.core.errors import ConfigurationError
 from dynamiq.core.segments import segment_count
-from dynamiq.planner.buckets import fill
-from dynamiq.planner.cost import Configuration, Model
-from dynamiq.planner.stages import Request
+from dynamiq.planner.cost.buckets import fill
+from dynamiq.planner.cost.model import Configuration, Model
+from dynamiq.planner.cost.stages import Request
 from tests.planner.clusters import cluster, training
 
 FORMATS = {

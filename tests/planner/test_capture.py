@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from dynamiq import DynamiQCompressor, GlooTransport, InputError, Pipeline, Ring, Uncompressed
-from dynamiq.planner.observation import spectrum_of
+from dynamiq.planner.errors.observation import spectrum_of
 from dynamiq.simulation.sources import Drawn
 from tests.integrations.worlds import rank_of, run_world, same
 from tests.processes import run_ranks

@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from dynamiq import Butterfly, DynamiQCompressor, Hierarchical, MXCompressor, Ring, Uncompressed
 from dynamiq.core.errors import ConfigurationError
-from dynamiq.planner import cost
-from dynamiq.planner.cost import Configuration, predict, share_of
-from dynamiq.planner.hardware import Link, MessageTime, Processor
+from dynamiq.planner.cost import model as cost
+from dynamiq.planner.cost.model import Configuration, predict, share_of
+from dynamiq.planner.profiles.hardware import Link, MessageTime, Processor
 from tests.planner.clusters import FORMATS, cluster, costs, training
 
 FP32 = Uncompressed("fp32")

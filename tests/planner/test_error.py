@@ -24,9 +24,9 @@ from dynamiq import (
     measure_error,
 )
 from dynamiq.core.errors import ConfigurationError, InputError
-from dynamiq.planner.error import predicted_vnmse
-from dynamiq.planner.observation import spectrum_of
-from dynamiq.planner.spectrum import GradientSpectrum
+from dynamiq.planner.errors.observation import spectrum_of
+from dynamiq.planner.errors.prediction import predicted_vnmse
+from dynamiq.planner.profiles.spectrum import GradientSpectrum
 from dynamiq.simulation.sources import read, resampled
 
 PLAIN = GradientSpectrum(

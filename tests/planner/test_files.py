@@ -5,9 +5,10 @@ import json
 import pytest
 
 from dynamiq.core.errors import InputError
-from dynamiq.planner import files, presets
-from dynamiq.planner.hardware import HardwareProfile
-from dynamiq.planner.workload import WorkloadProfile
+from dynamiq.planner import files
+from dynamiq.planner.profiles import presets
+from dynamiq.planner.profiles.hardware import HardwareProfile
+from dynamiq.planner.profiles.workload import WorkloadProfile
 from tests.planner.clusters import cluster, training
 
 HARDWARE = cluster(4, cores=0.5)

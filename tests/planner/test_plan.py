@@ -9,9 +9,9 @@ import torch
 from dynamiq import DynamiQCompressor, LoopbackTransport, MXCompressor, Uncompressed, planner
 from dynamiq.core.errors import InputError
 from dynamiq.planner import files, plot
-from dynamiq.planner.presets import NETWORKS, NODES, Cluster
+from dynamiq.planner.profiles.presets import NETWORKS, NODES, Cluster
+from dynamiq.planner.profiles.typical import SPECTRUM, evenly_ready
 from dynamiq.planner.search import Objective, Search
-from dynamiq.planner.typical import SPECTRUM, evenly_ready
 from tests.planner.clusters import cluster, costs, training
 
 FORMATS = (MXCompressor(), DynamiQCompressor(3.0), DynamiQCompressor(8.0))
@@ -89,7 +89,7 @@ def test_its_pipeline_does_what_was_chosen_and_sends_what_was_said():
     model = planner.Search(cluster(4), WORK, SPECTRUM)
     chosen = found.chosen.configuration
     assert chosen.bucket_cap_mb == found.bucket_cap_mb
-    from dynamiq.planner.buckets import fill
+    from dynamiq.planner.cost.buckets import fill
 
     numels = [bucket.numel for bucket in fill(model.workload, found.bucket_cap_mb)]
     sent = [0] * 4

@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 from dynamiq import Butterfly, DynamiQCompressor, Hierarchical, MXCompressor, Ring, Uncompressed
 from dynamiq.core.errors import ConfigurationError, InputError
 from dynamiq.planner import search as module
-from dynamiq.planner.error import predicted_vnmse
-from dynamiq.planner.hardware import Link
-from dynamiq.planner.observation import spectrum_of
-from dynamiq.planner.presets import GPUS, NETWORKS, NODES, Cluster
+from dynamiq.planner.errors.observation import spectrum_of
+from dynamiq.planner.errors.prediction import predicted_vnmse
+from dynamiq.planner.profiles.hardware import Link
+from dynamiq.planner.profiles.presets import GPUS, NETWORKS, NODES, Cluster
+from dynamiq.planner.profiles.typical import SPECTRUM, evenly_ready
 from dynamiq.planner.search import Objective, Search, name_of
-from dynamiq.planner.typical import SPECTRUM, evenly_ready
 from tests.planner.clusters import cluster, costs, training
 
 FP32 = Uncompressed("fp32")

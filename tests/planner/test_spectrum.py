@@ -7,9 +7,9 @@ import torch
 
 from dynamiq import DynamiQCompressor, Ring
 from dynamiq.core.errors import ConfigurationError, InputError
-from dynamiq.planner.error import predicted_vnmse
-from dynamiq.planner.observation import Observed, observe, quantiles, spectrum_of
-from dynamiq.planner.spectrum import BANDS, PEAKS, POINTS, GradientSpectrum
+from dynamiq.planner.errors.observation import Observed, observe, quantiles, spectrum_of
+from dynamiq.planner.errors.prediction import predicted_vnmse
+from dynamiq.planner.profiles.spectrum import BANDS, PEAKS, POINTS, GradientSpectrum
 from dynamiq.simulation.sources import Drawn
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from dynamiq.core.errors import InputError
-from dynamiq.planner.workload import WorkloadProfile
+from dynamiq.planner.profiles.workload import WorkloadProfile
 from dynamiq.probe import timeline
 from tests.processes import run_ranks
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from dynamiq import DynamiQCompressor, LoopbackTransport, Uncompressed
 from dynamiq.cli.main import app
 from dynamiq.core.errors import ConfigurationError, InputError
-from dynamiq.planner.hardware import HardwareProfile
+from dynamiq.planner.profiles.hardware import HardwareProfile
 from dynamiq.probe import codecs, hardware, links
 from tests.processes import run_ranks
 

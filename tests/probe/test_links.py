@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dynamiq import LoopbackTransport
-from dynamiq.planner.hardware import MessageTime
+from dynamiq.planner.profiles.hardware import MessageTime
 from dynamiq.probe.links import SIZES, LinkProbe, distances, link_of
 from dynamiq.probe.together import Together
 

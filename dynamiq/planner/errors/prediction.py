@@ -16,9 +16,9 @@ from dynamiq.compressors.uncompressed import Uncompressed
 from dynamiq.core.compressor import Compressor
 from dynamiq.core.errors import InputError
 from dynamiq.core.topology import Schedule, Topology
-from dynamiq.planner.integers import summed_integers_vnmse
-from dynamiq.planner.rounding import Loss, Ranks, mx_loss, rounded_vnmse
-from dynamiq.planner.spectrum import BANDS, GradientSpectrum, Shape
+from dynamiq.planner.errors.integers import summed_integers_vnmse
+from dynamiq.planner.errors.rounding import Loss, Ranks, mx_loss, rounded_vnmse
+from dynamiq.planner.profiles.spectrum import BANDS, GradientSpectrum, Shape
 from dynamiq.topologies import Hierarchical, Ring
 
 _FLOATS = {"bf16": 8, "fp16": 11}

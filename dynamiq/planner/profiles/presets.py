@@ -6,7 +6,7 @@ A line rate is what a vendor promises; whether a group of ranks reaches it, ``dy
 from dataclasses import dataclass
 
 from dynamiq.core.errors import ConfigurationError
-from dynamiq.planner.hardware import HardwareProfile, Link, Processor
+from dynamiq.planner.profiles.hardware import HardwareProfile, Link, Processor
 
 _TCP = 1448 / 1538
 """Of an Ethernet line, with frames of 1500 bytes: headers of TCP (with time stamps), IP and

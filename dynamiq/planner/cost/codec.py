@@ -3,8 +3,8 @@
 from dynamiq.compressors import Uncompressed
 from dynamiq.core.compressor import Compressor
 from dynamiq.core.errors import ConfigurationError
-from dynamiq.planner.hardware import CodecCost, OperationCost, Processor
-from dynamiq.planner.traffic import estimate
+from dynamiq.planner.cost.traffic import estimate
+from dynamiq.planner.profiles.hardware import CodecCost, OperationCost, Processor
 
 _BUDGET = "bit_budget"
 

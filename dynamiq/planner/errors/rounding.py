@@ -14,8 +14,8 @@ from dynamiq.core.compressor import State
 from dynamiq.core.layout import Layout
 from dynamiq.core.message import Call, Message
 from dynamiq.core.topology import Schedule
-from dynamiq.planner.observation import peaks_of
-from dynamiq.planner.spectrum import PEAKS
+from dynamiq.planner.errors.observation import peaks_of
+from dynamiq.planner.profiles.spectrum import PEAKS
 from dynamiq.topologies import Ring
 
 _BLOCK, _SUPERGROUP = 32, 256
@@ -52,7 +52,7 @@ class Ranks:
     Attributes:
         schedule: Of one level.
         correlation: ρ.
-        evenness: As in :class:`dynamiq.planner.spectrum.GradientSpectrum`.
+        evenness: As in :class:`dynamiq.planner.profiles.spectrum.GradientSpectrum`.
         exact: Whether a rank's own entries are sent as they are.
         gather: Whether the finished sum is rounded, too.
     """

@@ -7,7 +7,7 @@ thread takes what is ready in the order in which it became so, as ``core.drivers
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from dynamiq.planner.program import Block
+from dynamiq.planner.cost.program import Block
 
 
 @dataclass(frozen=True)

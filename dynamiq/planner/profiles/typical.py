@@ -3,8 +3,8 @@
 from itertools import pairwise
 from typing import Any
 
-from dynamiq.planner.spectrum import Band, GradientSpectrum
-from dynamiq.planner.workload import Gradient, WorkloadProfile
+from dynamiq.planner.profiles.spectrum import Band, GradientSpectrum
+from dynamiq.planner.profiles.workload import Gradient, WorkloadProfile
 
 _LOG2_ENERGIES = (
     5.8,

@@ -3,7 +3,7 @@
 from bisect import bisect_left
 from dataclasses import dataclass
 
-from dynamiq.planner.hardware import HardwareProfile, Link
+from dynamiq.planner.profiles.hardware import HardwareProfile, Link
 
 
 @dataclass(frozen=True)

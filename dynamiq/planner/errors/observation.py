@@ -8,7 +8,7 @@ from torch import Tensor
 
 from dynamiq.compressors.dynamiq.memory import bands_of, shapes_of
 from dynamiq.core.errors import InputError
-from dynamiq.planner.spectrum import BANDS, PEAKS, POINTS, Band, GradientSpectrum, Shape
+from dynamiq.planner.profiles.spectrum import BANDS, PEAKS, POINTS, Band, GradientSpectrum, Shape
 
 SUPERGROUP, BLOCK = 256, 32
 _OF_BAND = 128

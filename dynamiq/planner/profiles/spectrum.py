@@ -19,7 +19,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from dynamiq.core.description import Value
-from dynamiq.planner.hardware import NotNegative
+from dynamiq.planner.profiles.hardware import NotNegative
 
 POINTS = 512
 """Energies that a measured spectrum has at most: DynamiQ's largest tile has as many rows."""
@@ -49,7 +49,7 @@ class Band(Value):
 class GradientSpectrum(Value):
     """Energies of a gradient's supergroups, and how alike the ranks are.
 
-    ``dynamiq.planner.observation.spectrum_of`` measures it, and so does ``Pipeline(capture=...)``.
+    ``dynamiq.planner.spectrum_of`` measures it, and so does ``Pipeline(capture=...)``.
     The first three fields are enough; without the others ranks are as alike in all supergroups,
     and entries Gaussian.
 

@@ -7,7 +7,7 @@ from statistics import NormalDist
 import torch
 
 from dynamiq.compressors.thc.compressor import THCCompressor
-from dynamiq.planner.spectrum import GradientSpectrum
+from dynamiq.planner.profiles.spectrum import GradientSpectrum
 
 _ORDERS = 15
 _POINTS = 1 << 14

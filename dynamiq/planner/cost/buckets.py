@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from dynamiq.planner.workload import WorkloadProfile
+from dynamiq.planner.profiles.workload import WorkloadProfile
 
 ENTRY_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _MIB = 1 << 20

@@ -7,11 +7,11 @@ segments' rounds in turn, each awaiting its bytes, working on them and posting t
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from dynamiq.planner.codec import codec_of
-from dynamiq.planner.hardware import CodecCost, HardwareProfile, OperationCost
-from dynamiq.planner.links import Transfer, transfer
-from dynamiq.planner.rounds import Round, rounds_of
-from dynamiq.planner.stages import CallShape, Stage
+from dynamiq.planner.cost.codec import codec_of
+from dynamiq.planner.cost.links import Transfer, transfer
+from dynamiq.planner.cost.rounds import Round, rounds_of
+from dynamiq.planner.cost.stages import CallShape, Stage
+from dynamiq.planner.profiles.hardware import CodecCost, HardwareProfile, OperationCost
 
 
 @dataclass(slots=True)

@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from dynamiq.core.description import Value
-from dynamiq.planner.hardware import NotNegative, Positive
-from dynamiq.planner.spectrum import GradientSpectrum
+from dynamiq.planner.profiles.hardware import NotNegative, Positive
+from dynamiq.planner.profiles.spectrum import GradientSpectrum
 
 
 class Gradient(Value):

@@ -9,9 +9,12 @@ from dynamiq.core.description import Value
 from dynamiq.core.registry import AnyCompressor, AnyTopology
 from dynamiq.core.segments import segment_count
 from dynamiq.core.topology import Schedule
-from dynamiq.planner.buckets import ENTRY_BYTES, Bucket, fill, thinned
-from dynamiq.planner.clock import Job, run
-from dynamiq.planner.hardware import (
+from dynamiq.planner.cost.buckets import ENTRY_BYTES, Bucket, fill, thinned
+from dynamiq.planner.cost.clock import Job, run
+from dynamiq.planner.cost.links import delay
+from dynamiq.planner.cost.program import Block, Clockwork
+from dynamiq.planner.cost.stages import Request
+from dynamiq.planner.profiles.hardware import (
     CodecCost,
     HardwareProfile,
     Link,
@@ -19,10 +22,7 @@ from dynamiq.planner.hardware import (
     OperationCost,
     Processor,
 )
-from dynamiq.planner.links import delay
-from dynamiq.planner.program import Block, Clockwork
-from dynamiq.planner.stages import Request
-from dynamiq.planner.workload import WorkloadProfile
+from dynamiq.planner.profiles.workload import WorkloadProfile
 
 MIN_NUMEL = 65_536
 """Buckets with fewer entries travel uncompressed, as in a pipeline by default."""

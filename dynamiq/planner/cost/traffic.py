@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 
 from dynamiq.compressors import DynamiQCompressor, MXCompressor, THCCompressor, Uncompressed
 from dynamiq.core.compressor import Compressor
-from dynamiq.planner.hardware import CodecCost, OperationCost
+from dynamiq.planner.profiles.hardware import CodecCost, OperationCost
 from dynamiq.roofline.case import Case
 from dynamiq.roofline.families import traffic
 from dynamiq.roofline.traffic import UNIT

@@ -1,0 +1,1 @@
+"""How long a step takes: one rank's clock, run over what the pipeline would do."""

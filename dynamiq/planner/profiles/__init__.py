@@ -1,0 +1,1 @@
+"""What a plan is made from: clusters, trainings and gradients, measured or assumed."""
