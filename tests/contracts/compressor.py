@@ -462,8 +462,11 @@ def sizes_are_free_of_data(compressor: Compressor, topology: Topology) -> None:
             )
         ]
         assert all(other == sizes[0] for other in sizes)
+        schedule = topology.schedule(WORLD_SIZE)
+        if schedule.compressed_ranks < WORLD_SIZE:
+            continue  # columns have layouts of their own; tests/planner/test_bytes.py looks at them
         layout = Layout(NUMEL, WORLD_SIZE, compressor.unit(NUMEL, WORLD_SIZE), bounds)
-        known = compressor.sizes(layout, topology.schedule(WORLD_SIZE), Call(), State())
+        known = compressor.sizes(layout, schedule, Call(), State())
         assert {address: known.payload_bytes(*address) for address in sizes[0]} == sizes[0]
 
 
